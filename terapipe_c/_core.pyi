@@ -387,7 +387,7 @@ def swap_bytes(
 ) -> list[int]: ...
 def cut_stages(
     program: Program, model: _Dimensions, slicing: _Slicing, limit: int, seconds: _Float, provider: object = None,
-    dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
+    dtype: str | None = None, saves: bytes | None = None, replicas: int = 1, by_pairs: bool = False,
 ) -> list[int] | None: ...
 def cut_least(
     program: Program, model: _Dimensions, slicing: _Slicing, low: int, high: int, close: float, provider: object = None,

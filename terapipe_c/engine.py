@@ -83,21 +83,23 @@ def swap_bytes(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, 
 
 
 def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int, seconds: NDArray[np.float64],
-               backend: Backend = CPU, recompute: Sequence[bool] = (), replicas: int = 1) -> list[tuple[int, int]] | None:
+               backend: Backend = CPU, recompute: Sequence[bool] = (), replicas: int = 1,
+               by_pairs: bool = False) -> list[tuple[int, int]] | None:
     """The stages within ``limit`` bytes a rank, as :func:`rank_memory` counts them, the longest of which takes least; None: there
-    are none. seconds: [blocks], whole numbers. Exact where a rank has one stage and keeps nothing of another's. Of several stages a
-    rank, between which blocks are moved, what is least is about the seconds of a step, and some that are within the limit may be
-    missed. Where something is recomputed the program is taken to be theirs."""
+    are none. seconds: [blocks], whole numbers. Exact where a rank has one stage and keeps nothing of another's. Otherwise blocks
+    are moved between them, what is least is about the seconds of a step, and of three stages a rank some may be missed. by_pairs:
+    of two a rank those whose slowest rank is fastest, where even ones do not lead to as fast ones. Where something is recomputed
+    the program is taken to be theirs."""
     bounds = _core.cut_stages(program, dimensions(model), cut(of_one_copy(slicing, program)), min(limit, 1 << 62), seconds,
-                              saves=saves_bytes(recompute), replicas=replicas, **backend.arguments)
+                              saves=saves_bytes(recompute), replicas=replicas, by_pairs=by_pairs, **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))
 
 
 def cut_least(model: Any, slicing: Slicing, program: _core.Program, low: int, high: int, close: float = 0.0, backend: Backend = CPU,
               recompute: Sequence[bool] = (), replicas: int = 1) -> list[tuple[int, int]] | None:
     """The stages that need least of a rank, of limits in (low, high] bytes, looked for by halves until they are within ``close`` of
-    the limit or a few bytes; None: there are none within a limit that was tried. Of several stages a rank they may be others than
-    those that need least, or need no more than ``low``. The rest as :func:`cut_stages`."""
+    the limit or a few bytes; None: there are none within a limit that was tried. Of several stages a rank they may be some that
+    need no more than ``low``, and of three others than those that need least. The rest as :func:`cut_stages`."""
     bounds = _core.cut_least(program, dimensions(model), cut(of_one_copy(slicing, program)), low, min(high, 1 << 62), close,
                              saves=saves_bytes(recompute), replicas=replicas, **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))

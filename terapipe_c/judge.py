@@ -335,12 +335,13 @@ class Judge:
                            recompute=c.savings.recompute,
                            swap=c.savings.swap)
 
-    def cut_within(self, c: Candidate, limit: int, ticks: NDArray[np.float64]) -> Cut | None:
-        """Stages within the limit for its program, the longest of which takes least; None: there are none (see ``cut_stages``).
-        ticks: [blocks] whole numbers."""
-        found = cut_stages(self.model, c.slicing, self.lowered(c), limit, ticks, self.costs.where, c.savings.recompute,
-                           self.replicas.count)
-        return None if found is None else tuple(found)
+    def cuts_within(self, c: Candidate, limit: int, ticks: NDArray[np.float64]) -> list[Cut]:
+        """Stages within the limit for its program, the longest of which takes least, and those by pairs, where they are others (see
+        ``cut_stages``); none: there are none. ticks: [blocks] whole numbers."""
+        pairs = self.chunks == 2 or c.schedule == BPIPE
+        found = [cut_stages(self.model, c.slicing, self.lowered(c), limit, ticks, self.costs.where, c.savings.recompute,
+                            self.replicas.count, by_pairs) for by_pairs in (False, True)[:1 + pairs]]
+        return [tuple(cut) for cut in found if cut is not None]
 
     def cut_least(self, c: Candidate, low: int, high: int) -> Cut | None:
         """Stages for its program that need least of a rank, of limits in (low, high]; None: none is within one that was tried."""

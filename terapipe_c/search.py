@@ -365,8 +365,9 @@ class _Hunt:
         """The schedule and slices of ``order`` on stages that would be within the limit if its program were that of ``like``, as
         even as that lets them be; on the given ones, if they are."""
         ticks = _block_ticks(self.judge, order.slicing, PHASES, order.schedule)
-        cut = self.judge.cut_within(like, limit, ticks) if self.partition is None else order.partition
-        return None if cut is None else self.judge.judge(order.schedule, cut, order.slicing, order.pending)
+        cuts = self.judge.cuts_within(like, limit, ticks) if self.partition is None else [order.partition]
+        found = [self.judge.judge(order.schedule, cut, order.slicing, order.pending) for cut in cuts]
+        return min(found, key=lambda c: (not self.judge.fits(c, limit), pace(c)), default=None)
 
     def _tight(self, order: Candidate, limit: int, mends: bool = True) -> Candidate | None:
         """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit; of three chunks

@@ -304,8 +304,23 @@ cut_several(cutter *x, int64_t limit, int *found)
     return tp_deadline_check_told();
 }
 
+/* Of pairs of stages the best there are, if these are better than where blocks leave even ones. */
+static tp_status
+cut_pairs(cutter *x, int64_t limit, int *found)
+{
+    tp_engine_pace pace = {x->until, tp_engine_filling(x->config.program)};
+    double least = INFINITY;
+    int ends = 0;
+    tp_answer answer;
+    if (start_from(x, EVEN, limit))
+        TP_TRY(shift_within(x, limit, &least, &ends));
+    TP_TRY(tp_engine_find_pairs(&x->sizes, limit, &pace, least, x->boundary, &answer));
+    *found = answer == TP_YES;
+    return *found ? tp_engine_shift_even(&x->sizes, limit, x->until, x->boundary, &least) : tp_deadline_check_told();
+}
+
 tp_status
-tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int32_t *boundary, int *found)
+tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int by_pairs, int32_t *boundary, int *found)
 {
     cutter x;
     tp_engine_counts counts;
@@ -314,7 +329,7 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
     if (status == TP_OK)
         status = sum_up(&x, seconds);
     if (status == TP_OK && x.several) {
-        status = cut_several(&x, limit, found);
+        status = (by_pairs ? cut_pairs : cut_several)(&x, limit, found);
     } else if (status == TP_OK) {
         *found = cut_evenly(&x);
         status = tp_deadline_check_told();

@@ -92,10 +92,12 @@ tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t
  * none, and boundary [stages + 1] says nothing. Exact where a rank has one stage and no other's guests. Otherwise blocks go from one
  * stage to another as long as that makes the fullest rank emptier, and then a step shorter, so that others may be shorter still; and
  * none is missed where no rank holds of more than two stages, in pairs (pairs.c), or there is little to be looked at (exact.c).
+ * by_pairs: of such pairs instead those whose slowest rank, with what its longest stage adds, is fastest, where the evenest stages do
+ * not lead to some that are as fast; *found 0 otherwise.
  * The config's partition is not read; where the program depends on it (R), it is taken as it is.
  * EVALUE: as tp_engine_check; seconds that are negative or beyond 2^53 together, fewer blocks than stages. EMEMORY. */
 TP_MUST_USE tp_status
-tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int32_t *boundary, int *found);
+tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int by_pairs, int32_t *boundary, int *found);
 /* The partition within the least limit of (low, high] bytes a rank that has any, looked for by halves until the limits are within
  * `close` of the upper one, or a few bytes; *found 0: none was found. Where ranks hold of several stages it may need no more than `low`,
  * and is the least as far as none is missed. The rest as tp_engine_cut. */

@@ -367,7 +367,7 @@ tp_engine_find_within(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, 
     const tp_program *program = sizes->config.program;
     prover x = {.sizes = sizes, .boundary = boundary, .limit = limit, .blocks = sizes->blocks, .ranks = program->ranks,
                 .stages = program->stages, .parts = tp_program_copy_stages(program)};
-    tp_status status = tp_engine_find_pairs(sizes, limit, boundary, answer);
+    tp_status status = tp_engine_find_pairs(sizes, limit, NULL, INFINITY, boundary, answer);
     if (status != TP_OK || *answer != TP_UNKNOWN)
         return status;
     if (!take_room(&x))

@@ -207,8 +207,18 @@ TP_MUST_USE tp_status
 tp_engine_find_within(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, tp_answer *answer);
 
 /* ---- pairs.c: the same, exactly, where no rank holds of more than two stages, which come in pairs; otherwise TP_UNKNOWN ---- */
+/* About the seconds of a step: the slowest rank's, and of the longest stage what fills the pipeline. */
+typedef struct {
+    const double *until; /* [blocks + 1] running sums of seconds */
+    double waits;        /* stages that fill the pipeline, of a whole step */
+} tp_engine_pace;
+double
+tp_engine_filling(const tp_program *program);
+/* pace: NULL, or the partition whose slowest rank, with what its own longest stage adds, is fastest; TP_NO: none is faster than
+ * `less` seconds. */
 TP_MUST_USE tp_status
-tp_engine_find_pairs(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, tp_answer *answer);
+tp_engine_find_pairs(tp_engine_sizes *sizes, int64_t limit, const tp_engine_pace *pace, double less, int32_t *boundary,
+                     tp_answer *answer);
 
 /* ---- shift.c: boundary [parts + 1] is of stages that are there, and then of better ones ---- */
 /* The bytes of the fullest rank, and of those next to it, as few as blocks that go elsewhere make them, or at most `enough`; *most:

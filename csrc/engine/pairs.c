@@ -1,9 +1,11 @@
 /* Are there stages within a limit of memory, where no rank holds of more than two stages and these come in pairs: stage k with
  * parts - 1 - k (two chunks that turn back, two copies of the model, guests of a peer) or with k + parts / 2 (two chunks in turn)?
- * Exactly, in polynomial time: pair after pair takes blocks from two places, and all that matters of those before is which two. A
- * pair takes no less with a block more, so that from two places the ends that fit are those up to a falling line. */
+ * Exactly, in polynomial time: pair after pair takes blocks from two places, and all that matters of those before is which two, and
+ * how slow the slowest was. A pair takes no less with a block more, so that from two places the ends that fit are those up to a
+ * falling line. */
 #include "csrc/engine/internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,17 +13,21 @@
 
 #define NEVER (INT64_MAX / 4)
 #define MOST_WORK 3000000          /* questions whether a pair fits: about 0.1 s */
-#define PLACES_A_QUESTION 512      /* that are emptied meanwhile */
-#define MOST_PLACES ((size_t)1 << 26)
+#define PLACES_A_QUESTION 64       /* that are emptied meanwhile */
+#define MOST_PLACES ((size_t)1 << 23)
 
 typedef struct {
     tp_engine_sizes *sizes;
-    uint8_t *reached;      /* [pairs + 1][blocks + 1][blocks + 1] places of the left and the right stage of a pair */
+    double *slowest;       /* [pairs + 1][blocks + 1][blocks + 1] of the pairs before, by where the left and the right stage of a
+                              pair begin; INFINITY: no partition leads there */
     tp_engine_size *least; /* [stages][blocks + 1] of so many blocks, wherever they are; 0: not known yet */
     int64_t *bytes;        /* [ranks] */
     int64_t *workspace;    /* [ranks] */
+    double *seconds;       /* [ranks] */
     int32_t *width;        /* [parts] blocks that a stage can have, where its pair has one */
     int32_t *behind;       /* [3][pairs + 1] that pairs from this one on can have: left stages, right ones, and together */
+    const tp_engine_pace *pace;
+    double less;
     size_t places;
     int64_t limit, work;
     int stages, parts, pairs, blocks, turns; /* turns: right stages go from the last block back; otherwise from the middle on */
@@ -33,11 +39,11 @@ right_of(const pairer *x, int pair)
     return x->turns ? x->parts - 1 - pair : pair + x->pairs;
 }
 
-static uint8_t *
-place(const pairer *x, int pair, int left, int right)
+static double *
+slowest_to(const pairer *x, int pair, int left, int right)
 {
     size_t width = (size_t)x->blocks + 1;
-    return &x->reached[((size_t)pair * width + (size_t)left) * width + (size_t)right];
+    return &x->slowest[((size_t)pair * width + (size_t)left) * width + (size_t)right];
 }
 
 /* ---- one pair ------------------------------------------------------------------------------------------------------------ */
@@ -136,6 +142,43 @@ fits(pairer *x, int pair, int left, int left_end, int right, int count)
     return are_within(x, pair) && are_within(x, other);
 }
 
+static double
+seconds_of(const pairer *x, int from, int to)
+{
+    return x->pace->until[to] - x->pace->until[from];
+}
+
+static double
+pace_of(pairer *x, int part, int other, double part_s, double other_s)
+{
+    double slowest = 0.0, longest = fmax(part_s, other_s);
+    for (int stage = part; stage < x->stages; stage += x->parts)
+        x->seconds[x->sizes->config.program->rank_of[stage]] = 0.0;
+    for (int stage = other; stage < x->stages; stage += x->parts)
+        x->seconds[x->sizes->config.program->rank_of[stage]] = 0.0;
+    for (int stage = part; stage < x->stages; stage += x->parts)
+        slowest = fmax(slowest, x->seconds[x->sizes->config.program->rank_of[stage]] += part_s);
+    for (int stage = other; stage < x->stages && other != part; stage += x->parts)
+        slowest = fmax(slowest, x->seconds[x->sizes->config.program->rank_of[stage]] += other_s);
+    return slowest + longest * x->pace->waits;
+}
+
+/* Of the pair with these stages; without a pace all are as good. */
+static double
+pace_of_pair(pairer *x, int pair, int left, int left_end, int right, int count)
+{
+    if (x->pace == NULL)
+        return 0.0;
+    int from = x->turns ? right - count : right;
+    return pace_of(x, pair, right_of(x, pair), seconds_of(x, left, left_end), seconds_of(x, from, from + count));
+}
+
+static double
+pace_of_middle(pairer *x, int from, int to)
+{
+    return x->pace == NULL ? 0.0 : pace_of(x, x->pairs, x->pairs, seconds_of(x, from, to), 0.0);
+}
+
 /* Where it stands between them. */
 static int
 fits_in_the_middle(pairer *x, int from, int to)
@@ -156,6 +199,12 @@ may_fit(pairer *x, int pair, int count, int other, int more)
     if (other != pair)
         add_least(x, other, more);
     return are_within(x, pair) && are_within(x, other);
+}
+
+static int
+is_too_much(const pairer *x)
+{
+    return x->work > MOST_WORK || tp_deadline_late();
 }
 
 /* ---- all pairs ----------------------------------------------------------------------------------------------------------- */
@@ -182,6 +231,7 @@ static void
 go_on_from(pairer *x, int pair, int left, int right, int middle)
 {
     int most = lesser(x->width[right_of(x, pair)], x->turns ? right - left - 1 : x->blocks - right);
+    double before = *slowest_to(x, pair, left, right);
     for (int end = left + 1; end <= left + x->width[pair]; end++) {
         most = x->turns ? lesser(most, right - end) : most;
         while (most > 0 && !fits(x, pair, left, end, right, most))
@@ -190,52 +240,66 @@ go_on_from(pairer *x, int pair, int left, int right, int middle)
             return;
         for (int count = 1; count <= most; count++) {
             int next = x->turns ? right - count : right + count;
+            double slowest = fmax(before, pace_of_pair(x, pair, left, end, right, count));
+            if (slowest >= x->less)
+                break;
             if (leads_on(x, pair + 1, end, next, middle))
-                *place(x, pair + 1, end, next) = 1;
+                *slowest_to(x, pair + 1, end, next) = fmin(slowest, *slowest_to(x, pair + 1, end, next));
         }
     }
 }
 
-/* The middle is where right stages begin, unless they turn. */
-static int
-reaches_end(pairer *x, int middle, int *left, int *right)
+/* All places from which a partition ends, by the slowest of all; *left, *right: the best. The middle is where right stages begin,
+ * unless they turn. */
+static double
+best_end(pairer *x, int middle, int *left, int *right)
 {
-    for (*left = 0; *left <= x->blocks; ++*left)
-        for (*right = 0; *right <= x->blocks; ++*right)
-            if (*place(x, x->pairs, *left, *right) &&
-                (x->turns && x->parts % 2 ? fits_in_the_middle(x, *left, *right) : x->turns ? *left == *right : *left == middle))
-                return 1;
-    return 0;
+    double best = INFINITY;
+    for (int from = 0; from <= x->blocks; from++)
+        for (int to = 0; to <= x->blocks; to++) {
+            double slowest = *slowest_to(x, x->pairs, from, to);
+            int odd = x->turns && x->parts % 2;
+            if (slowest >= best || (odd ? !fits_in_the_middle(x, from, to) : from != (x->turns ? to : middle)))
+                continue;
+            slowest = odd ? fmax(slowest, pace_of_middle(x, from, to)) : slowest;
+            if (slowest >= best || slowest >= x->less)
+                continue;
+            best = slowest;
+            *left = from;
+            *right = to;
+        }
+    return best;
 }
 
-static tp_answer
+/* INFINITY: there are none, or there is too much to be looked at. */
+static double
 reach(pairer *x, int middle, int *left, int *right)
 {
     if (!leads_on(x, 0, 0, middle, middle))
-        return TP_NO;
-    memset(x->reached, 0, x->places);
+        return INFINITY;
+    for (size_t i = 0; i < x->places; i++)
+        x->slowest[i] = INFINITY;
     x->work += (int64_t)(x->places / PLACES_A_QUESTION);
-    *place(x, 0, 0, middle) = 1;
+    *slowest_to(x, 0, 0, middle) = 0.0;
     for (int pair = 0; pair < x->pairs; pair++)
-        for (*left = pair; *left <= x->blocks; ++*left) {
-            for (*right = 0; *right <= x->blocks; ++*right)
-                if (*place(x, pair, *left, *right))
-                    go_on_from(x, pair, *left, *right, middle);
-            if (x->work > MOST_WORK || tp_deadline_late())
-                return TP_UNKNOWN;
-        }
-    return reaches_end(x, middle, left, right) ? TP_YES : TP_NO;
+        for (int from = pair; from <= x->blocks && !is_too_much(x); from++)
+            for (int to = 0; to <= x->blocks; to++)
+                if (*slowest_to(x, pair, from, to) < INFINITY)
+                    go_on_from(x, pair, from, to, middle);
+    return is_too_much(x) ? INFINITY : best_end(x, middle, left, right);
 }
 
-/* One place before that from which the pair can leave it. */
+/* One place before that from which the pair can leave it, no slower. */
 static void
 step_back(pairer *x, int pair, int *left, int *right)
 {
     int end = *left, next = *right;
+    double slowest = *slowest_to(x, pair + 1, end, next);
     for (*left = end - 1; *left >= 0; --*left)
         for (int count = 1; count <= x->width[right_of(x, pair)]; count++) {
             *right = x->turns ? next + count : next - count;
-            if (*right >= 0 && *right <= x->blocks && *place(x, pair, *left, *right) && fits(x, pair, *left, end, *right, count))
+            if (*right >= 0 && *right <= x->blocks && *slowest_to(x, pair, *left, *right) <= slowest &&
+                pace_of_pair(x, pair, *left, end, *right, count) <= slowest && fits(x, pair, *left, end, *right, count))
                 return;
         }
 }
@@ -315,6 +379,7 @@ look_at_pairs(pairer *x)
     return 1;
 }
 
+/* The best of all middles, each by what is better than the best of those before. */
 static tp_answer
 look(pairer *x, int32_t *boundary)
 {
@@ -322,41 +387,58 @@ look(pairer *x, int32_t *boundary)
     tp_answer answer = TP_NO;
     if (!look_at_pairs(x))
         return TP_NO;
-    for (int middle = first; middle <= last && answer == TP_NO; middle++)
-        answer = reach(x, middle, &left, &right);
-    if (answer == TP_YES)
+    for (int middle = first; middle <= last && (answer == TP_NO || x->pace != NULL); middle++) {
+        double slowest = reach(x, middle, &left, &right);
+        if (is_too_much(x))
+            return answer == TP_YES ? TP_YES : TP_UNKNOWN;
+        if (slowest == INFINITY)
+            continue;
         trace(x, left, right, boundary);
+        x->less = slowest;
+        answer = TP_YES;
+    }
     return answer;
 }
 
+static int
+take_room(pairer *x, int ranks)
+{
+    size_t pairs = (size_t)x->pairs + 1;
+    x->slowest = malloc(x->places * sizeof *x->slowest);
+    x->bytes = malloc(2 * (size_t)ranks * sizeof *x->bytes);
+    x->seconds = malloc((size_t)ranks * sizeof *x->seconds);
+    x->width = malloc(((size_t)x->parts + 3 * pairs) * sizeof *x->width);
+    x->least = calloc((size_t)x->stages * ((size_t)x->blocks + 1), sizeof *x->least);
+    if (x->slowest == NULL || x->bytes == NULL || x->seconds == NULL || x->width == NULL || x->least == NULL)
+        return 0;
+    x->workspace = x->bytes + ranks;
+    x->behind = x->width + x->parts;
+    return 1;
+}
+
 tp_status
-tp_engine_find_pairs(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, tp_answer *answer)
+tp_engine_find_pairs(tp_engine_sizes *sizes, int64_t limit, const tp_engine_pace *pace, double less, int32_t *boundary,
+                     tp_answer *answer)
 {
     const tp_program *program = sizes->config.program;
     pairer x = {.sizes = sizes, .limit = limit, .stages = program->stages, .parts = tp_program_copy_stages(program),
-                .blocks = sizes->blocks};
+                .blocks = sizes->blocks, .pace = pace, .less = less};
+    size_t width = (size_t)x.blocks + 1;
     *answer = TP_UNKNOWN;
     x.pairs = x.parts / 2;
+    x.places = ((size_t)x.pairs + 1) * width * width;
     for (x.turns = 1; x.turns >= 0 && !are_pairs(&x); x.turns--)
         continue;
-    size_t width = (size_t)x.blocks + 1, pairs = (size_t)x.pairs + 1, ranks = (size_t)program->ranks;
-    x.places = pairs * width * width;
     if (x.turns < 0 || (!x.turns && x.parts % 2) || x.places > MOST_PLACES)
         return TP_OK;
-    x.reached = malloc(x.places);
-    x.bytes = malloc(2 * ranks * sizeof *x.bytes);
-    x.width = malloc(((size_t)x.parts + 3 * pairs) * sizeof *x.width);
-    x.least = calloc((size_t)x.stages * width, sizeof *x.least);
     tp_status status = TP_OK;
-    if (x.reached == NULL || x.bytes == NULL || x.width == NULL || x.least == NULL) {
-        status = tp_fail(TP_EMEMORY, "no memory for %d blocks on %d pairs of stages", x.blocks, x.pairs);
-    } else {
-        x.workspace = x.bytes + ranks;
-        x.behind = x.width + x.parts;
+    if (take_room(&x, program->ranks))
         *answer = look(&x, boundary);
-    }
-    free(x.reached);
+    else
+        status = tp_fail(TP_EMEMORY, "no memory for %d blocks on %d pairs of stages", x.blocks, x.pairs);
+    free(x.slowest);
     free(x.bytes);
+    free(x.seconds);
     free(x.width);
     free(x.least);
     return status == TP_OK ? tp_deadline_check_told() : status;

@@ -161,7 +161,12 @@ seconds_of(const shifter *x, int part)
     return x->until[x->boundary[part + 1]] - x->until[x->boundary[part]];
 }
 
-/* About the seconds of a step: the slowest rank's, and of the longest stage as many slices as fill the pipeline. */
+double
+tp_engine_filling(const tp_program *program)
+{
+    return (program->ranks - 1) / (double)tp_program_units(program);
+}
+
 typedef struct {
     double seconds;
     int rank, part; /* which they are */
@@ -179,7 +184,7 @@ height_of(shifter *x)
         h.part = seconds_of(x, part) > seconds_of(x, h.part) ? part : h.part;
         h.rank = x->seconds[r] > x->seconds[h.rank] ? r : h.rank;
     }
-    h.seconds = x->seconds[h.rank] + seconds_of(x, h.part) * (x->ranks - 1) / (double)tp_program_units(x->sizes->config.program);
+    h.seconds = x->seconds[h.rank] + seconds_of(x, h.part) * tp_engine_filling(x->sizes->config.program);
     return h;
 }
 

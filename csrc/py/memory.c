@@ -143,6 +143,7 @@ swap_bytes(PyObject *module, PyObject *args, PyObject *kwargs)
 /* Within `high` bytes a rank, the most even; or, where `even` is NULL, what needs least of (low, high]. */
 typedef struct {
     const double *even; /* seconds */
+    int by_pairs;
     long long low, high;
     double close;
 } cut_asked;
@@ -157,7 +158,7 @@ cut_of(tp_py_state *state, const question *q, const cut_asked *asked)
     tp_py_away away;
     tp_py_leave(&away);
     tp_status status = asked->even != NULL
-                           ? tp_engine_cut(&q->config, asked->high, asked->even, boundary, &found)
+                           ? tp_engine_cut(&q->config, asked->high, asked->even, asked->by_pairs, boundary, &found)
                            : tp_engine_cut_least(&q->config, asked->low, asked->high, asked->close, boundary, &found);
     status = tp_py_back(&away, status);
     PyObject *result = status != TP_OK ? tp_py_raise(state, status)
@@ -170,14 +171,15 @@ cut_of(tp_py_state *state, const question *q, const cut_asked *asked)
 static PyObject *
 cut_stages(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"program", "model", "slicing", "limit", "seconds", "provider", "dtype", "saves", "replicas", NULL};
+    static char *names[] = {"program", "model", "slicing", "limit", "seconds", "provider", "dtype", "saves", "replicas", "by_pairs",
+                            NULL};
     PyObject *seconds, *result = NULL;
     question q = {.provider = Py_None, .saves = Py_None, .config = {.device = {.threads = 1}}};
     Py_buffer times = {0};
     cut_asked asked = {0};
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLO|OzOi", names, &q.program, &q.model, &q.slicing, &asked.high, &seconds,
-                                     &q.provider, &q.dtype, &q.saves, &q.config.replicas))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLO|OzOip", names, &q.program, &q.model, &q.slicing, &asked.high, &seconds,
+                                     &q.provider, &q.dtype, &q.saves, &q.config.replicas, &asked.by_pairs))
         return NULL;
     if (question_open(state, &q) < 0 || tp_py_view(seconds, 'd', 1, 0, "seconds", &times) < 0)
         goto done;
@@ -344,8 +346,8 @@ static PyMethodDef functions[] = {
      "swap_bytes($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
      "saves=None, replicas=1)\n--\n\n-> [bytes that each rank's engine takes outside the device's memory for what it swaps]."},
     {"cut_stages", (PyCFunction)(void (*)(void))cut_stages, METH_VARARGS | METH_KEYWORDS,
-     "cut_stages($module, /, program, model, slicing, limit, seconds, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
-     "-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "
+     "cut_stages($module, /, program, model, slicing, limit, seconds, provider=None, dtype=None, saves=None, replicas=1, "
+     "by_pairs=False)\n--\n\n-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "
      "seconds: float64 [blocks], whole numbers. As exact as tp_engine_cut is."},
     {"cut_least", (PyCFunction)(void (*)(void))cut_least, METH_VARARGS | METH_KEYWORDS,
      "cut_least($module, /, program, model, slicing, low, high, close, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
