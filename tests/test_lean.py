@@ -124,7 +124,6 @@ def test_pairs_of_stages_are_the_fastest_of_all_that_fit():
         seconds = rng.integers(1, 9, blocks).astype(float)
         codes = [program.instructions(rank) for rank in range(ranks)]          # a rank that keeps guests runs nothing of theirs
         owned = [np.unique(code["stage"][np.isin(code["op"], [_core.OPS.index("F")])]) for code in codes]
-
         filling = (ranks - 1) / len(slicing)
 
         def height(cut, seconds=seconds, owned=owned, filling=filling):
@@ -143,6 +142,18 @@ def test_pairs_of_stages_are_the_fastest_of_all_that_fit():
             assert peaks[tuple(pairs)] <= limit
             faster += height(pairs) < height(cut)
     assert best > 5 and faster
+
+
+@pytest.mark.parametrize("name, chunks, width", [("interleaved", 3, 1 << 20), ("hanayo", 4, 1 << 20), ("interleaved", 3, 1 << 23)])
+def test_stages_of_a_petabyte_are_cut_like_others(name, chunks, width):
+    """Bytes of ranks are added up weighted: of 560 TB and more 64 bits were not enough, and what was read lay beyond a table."""
+    model, slicing = tp.GPTConfig(n_layer=6, n_head=2, n_embd=width, vocab_size=50257, block_size=16), ((1, (16,)),) * 4
+    judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), 2, chunks, None)
+    program = judge.lowered(judge.judge(name, tuple(even_partition(model, 2 * chunks)), slicing, 0))
+    least = min(max(rank_memory(model, cut, slicing, program)) for cut in cuts(model.num_blocks, 2 * chunks))
+    assert least > 5e14
+    assert max(rank_memory(model, cut_least(model, slicing, program, 0, 1 << 62), slicing, program)) == least
+    assert cut_stages(model, slicing, program, least - 1, np.ones(model.num_blocks)) is None
 
 
 def test_a_given_slicing_near_the_limit_has_a_plan():

@@ -13,8 +13,9 @@
 
 #define MOST_SIZES 1000000 /* that an answer may ask for: about 20 ms */
 #define ROUNDS 40          /* of weights */
-#define WHOLE 4096.0       /* the sum of weights, about */
+#define WHOLE 4096.0       /* the sum of weights, about, or less: no sum of weighted bytes is beyond NEVER */
 #define NEVER (INT64_MAX / 4)
+#define MOST_CELLS ((size_t)1 << 25) /* of all bounds: 256 MiB */
 
 /* Ranks by weights: what is left of their limits, and the least that blocks from one on take of them, cut into stages from one on. */
 typedef struct {
@@ -35,6 +36,7 @@ typedef struct {
     int32_t *furthest;     /* [parts][blocks + 1] the last end of a stage from there that leaves its ranks room for their others */
     int32_t *boundary;     /* [parts + 1] */
     int64_t limit, work;
+    double whole; /* the sum of weights, at most */
     int stages, parts, ranks, blocks;
 } prover;
 
@@ -121,7 +123,7 @@ fits(prover *x, int part, int from, int to)
 static void
 look_how_far(prover *x)
 {
-    for (int part = 0; part < x->parts; part++)
+    for (int part = 0; part < x->parts && !is_too_much(x); part++)
         for (int from = part; from <= last_of(x, part); from++) {
             int to = from;
             while (to < x->blocks - (x->parts - 1 - part) && fits(x, part, from, to + 1))
@@ -186,7 +188,7 @@ static void
 make_whole(const prover *x, const double *share, int32_t *weight)
 {
     for (int r = 0; r < x->ranks; r++)
-        weight[r] = (int32_t)(share[r] * WHOLE);
+        weight[r] = (int32_t)(share[r] * x->whole);
 }
 
 /* More weight on what the last partition filled too much. */
@@ -312,6 +314,8 @@ prove(prover *x, double *best)
         if (x->single[r] > room_of(x, r))
             return TP_NO;
     look_how_far(x);
+    if (is_too_much(x))
+        return TP_UNKNOWN;
     tp_answer answer = look_for_weights(x, best);
     if (answer != TP_UNKNOWN)
         return answer;
@@ -370,6 +374,9 @@ tp_engine_find_within(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, 
     tp_status status = tp_engine_find_pairs(sizes, limit, NULL, INFINITY, boundary, answer);
     if (status != TP_OK || *answer != TP_UNKNOWN)
         return status;
+    x.whole = fmin(WHOLE, (double)NEVER / (2.0 * x.stages * (double)limit)); /* a stage weighs on its rank and on its host */
+    if (x.whole < 1.0 || at(&x, x.parts + 1, 0) > MOST_CELLS / ((size_t)x.ranks + 1))
+        return TP_OK;
     if (!take_room(&x))
         status = tp_fail(TP_EMEMORY, "no memory to look for stages of %d ranks", x.ranks);
     else

@@ -231,8 +231,9 @@ static void
 go_on_from(pairer *x, int pair, int left, int right, int middle)
 {
     int most = lesser(x->width[right_of(x, pair)], x->turns ? right - left - 1 : x->blocks - right);
+    int last = lesser(left + x->width[pair], (x->turns ? right : middle) - (x->pairs - 1 - pair)); /* a block for each behind it */
     double before = *slowest_to(x, pair, left, right);
-    for (int end = left + 1; end <= left + x->width[pair]; end++) {
+    for (int end = left + 1; end <= last; end++) {
         most = x->turns ? lesser(most, right - end) : most;
         while (most > 0 && !fits(x, pair, left, end, right, most))
             most--;
