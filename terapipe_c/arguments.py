@@ -25,7 +25,7 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
     "log_every": (int, "steps between records (default 1)"),
     "eval_every": (int, "steps between evaluations on the last tenth of the data, 0: none (default 0)"),
 }
-MOST_REPEATED = 1 << 20      # a list on the command line, by `* N`: beyond, a slip
+MOST_REPEATED = 1 << 20      # lists and numbers of a list on the command line, by `* N`: beyond, a slip
 MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 
 
@@ -315,9 +315,14 @@ def _listed(node: ast.expr) -> Any:
             return [*_listed(left), *more]
         case ast.BinOp(left=ast.expr() as left, op=ast.Mult(), right=ast.Constant(value=int(times))):
             repeated = _listed(left)
-            if isinstance(repeated, list) and times * len(repeated) <= MOST_REPEATED:
+            if isinstance(repeated, list) and (times < 2 or times * _count(repeated) <= MOST_REPEATED):
                 return repeated * times
     raise ValueError("other than lists of numbers, added and repeated")
+
+
+def _count(value: Any) -> int:
+    """Lists and numbers in it: what is repeated within what is repeated counts as often."""
+    return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 
 def _names(text: str) -> list[str]:

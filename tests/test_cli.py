@@ -74,6 +74,7 @@ def test_help_names_every_command(capsys):
         ["plan", "--partition", "[" * 20000],
         ["plan", "--slicing", "[(1, [" + "(" * 20000],
         ["plan", "--slicing", "[(1, [8] * 4)] * 1000000000000"],
+        ["plan", "--slicing", "[(1, [8] * 100000)] * 1000000"],
         ["plan", "--slicing", "[(1, [8] + 8)]"],
         ["plan", "--slicing", "open('x')"],
         ["plan", "--partition", "[(0, True)]"],
