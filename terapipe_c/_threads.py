@@ -25,9 +25,8 @@ class Worker(threading.Thread):
             self._did.set()
 
     def join(self, timeout: float | None = None) -> None:
-        if self.ident is not None:      # or it was never started, and Python says so
-            self._did.wait(timeout)
-        super().join(timeout)
+        if self.ident is None or self._did.wait(timeout):      # never started: Python says so
+            super().join(timeout)
 
 
 def no_thread(error: BaseException, what: str) -> ExecutionError:

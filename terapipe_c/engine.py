@@ -86,10 +86,11 @@ def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int,
                backend: Backend = CPU, recompute: Sequence[bool] = (), replicas: int = 1,
                by_pairs: bool = False) -> list[tuple[int, int]] | None:
     """The stages within ``limit`` bytes a rank, as :func:`rank_memory` counts them, the longest of which takes least; None: there
-    are none. seconds: [blocks], whole numbers. Exact where a rank has one stage and keeps nothing of another's. Otherwise blocks
-    are moved between them, what is least is about the seconds of a step, and of three stages a rank some may be missed. by_pairs:
-    of two a rank those whose slowest rank is fastest, where even ones do not lead to as fast ones. Where something is recomputed
-    the program is taken to be theirs."""
+    are none. seconds: [blocks], whole numbers. Exact where a rank has one stage and keeps nothing of another's. Of several stages a
+    rank, between which blocks are moved, what is least is about the seconds of a step; none within the limit is missed where ranks
+    hold of two stages, in pairs, but some may be of more than two, or of very large requests. by_pairs: of such pairs those whose
+    slowest rank is fastest, where even stages do not lead to as fast ones. Where something is recomputed the program is taken to be
+    theirs."""
     bounds = _core.cut_stages(program, dimensions(model), cut(of_one_copy(slicing, program)), min(limit, 1 << 62), seconds,
                               saves=saves_bytes(recompute), replicas=replicas, by_pairs=by_pairs, **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))
@@ -98,8 +99,8 @@ def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int,
 def cut_least(model: Any, slicing: Slicing, program: _core.Program, low: int, high: int, close: float = 0.0, backend: Backend = CPU,
               recompute: Sequence[bool] = (), replicas: int = 1) -> list[tuple[int, int]] | None:
     """The stages that need least of a rank, of limits in (low, high] bytes, looked for by halves until they are within ``close`` of
-    the limit or a few bytes; None: there are none within a limit that was tried. Of several stages a rank they may be some that
-    need no more than ``low``, and of three others than those that need least. The rest as :func:`cut_stages`."""
+    the limit or a few bytes; None: there are none within a limit that was tried. Of several stages a rank they may need no
+    more than ``low``, and are those that need least as far as :func:`cut_stages` misses none. The rest as there."""
     bounds = _core.cut_least(program, dimensions(model), cut(of_one_copy(slicing, program)), low, min(high, 1 << 62), close,
                              saves=saves_bytes(recompute), replicas=replicas, **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))

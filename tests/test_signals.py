@@ -15,6 +15,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _core, engine, planners, schedules
+from terapipe_c._threads import Worker
 from terapipe_c.deadline import late, limited, within
 
 HERE = Path(__file__).resolve().parent
@@ -242,6 +243,19 @@ def test_the_thread_that_forked_is_the_childs_main_one():
     thread.start()
     thread.join(SOON_S)
     assert ended == [7]
+
+
+def test_a_thread_is_waited_for_no_longer_than_was_said():
+    """Not once for its work and once more for its end."""
+    end, waits = threading.Event(), []
+    thread = Worker(end.wait, name="rank 0")
+    thread._did.wait = waits.append          # of a thread whose work goes on: False, as None is
+    thread.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "join", lambda self, timeout=None: waits.append(timeout))
+        thread.join(7.0)
+    assert waits == [7.0] and thread.is_alive()
+    end.set()
 
 
 def test_a_ctrl_c_is_raised_once_no_rank_is_at_work(monkeypatch):
