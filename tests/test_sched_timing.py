@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import sched_oracle
 
+import terapipe_c as tp
 from terapipe_c import schedule, schedules
 from terapipe_c.schedule import Timeline
 from terapipe_c.schedules import Program
@@ -437,3 +438,45 @@ def test_seconds_beyond_a_double_are_refused():
     with pytest.raises(ValueError, match="beyond what a double holds"):
         program.simulate({"F": 1e308, "B": 1e308})
     assert np.isfinite(program.simulate({"F": 1e306, "B": 1e306}).makespan_s)
+
+
+def later_sends(program, rng):
+    """The program with some of its sends behind what came after them on their rank, as often as check lets them stand there."""
+    ranks = [line.split() for line in str(program).splitlines()]
+    for line in ranks:
+        for _ in range(2 * len(line)):
+            k = rng.randrange(len(line) - 1)
+            if "SF" not in line[k] and "SB" not in line[k]:
+                continue
+            line[k], line[k + 1] = line[k + 1], line[k]
+            try:
+                Program.parse("\n".join(" ".join(words) for words in ranks)).check()
+            except tp.ScheduleError:
+                line[k], line[k + 1] = line[k + 1], line[k]
+    return Program.parse("\n".join(" ".join(words) for words in ranks))
+
+
+def test_a_send_behind_the_next_operation_leaves_then_in_both_simulators():
+    """The one that evaluates again and again took every message to leave with what makes it."""
+    text = str(schedules.one_f_one_b(2, 2).lower())
+    moved = Program.parse(text.replace("0SF0.0@1 0F1.0 ", "0F1.0 0SF0.0@1 "))
+    moved.check()
+    assert moved.makespan({"F": 1.0, "B": 1.0}) == moved.simulate({"F": 1.0, "B": 1.0}).makespan_s == 7.0
+    given = random.Random(1)
+    cases = [program for program in programs() if program.num_ranks > 1]
+    cases += [schedules.zb_v(2, 6), schedules.dualpipe_v(2, 6), schedules.chimera(4, 4), schedules.bpipe(4, 6),
+              schedules.sliced_1f1b(4, 6, 2)]
+    differs = 0
+    for program in cases:
+        rng = np.random.default_rng(len(program))
+        ready = program.lower()
+        moved = later_sends(ready, given)
+        for messages, latency in itertools.product((False, True), repeat=2):
+            cost = random_cost(rng, program, messages)
+            if latency:
+                cost["comm.latency"] = rng.uniform(0, 1, program.num_stages)
+            lag = rng.uniform(0, 2, program.num_stages)
+            assert moved.makespan(cost, comm_s=lag) == moved.simulate(cost, comm_s=lag).makespan_s, moved
+            assert ready.makespan(cost, comm_s=lag) == ready.simulate(cost, comm_s=lag).makespan_s
+            differs += moved.makespan(cost, comm_s=lag) != ready.makespan(cost, comm_s=lag)
+    assert differs > len(cases)

@@ -104,6 +104,7 @@ TP_MUST_USE tp_status
 tp_sched_lower(const tp_program *compute, unsigned ops, int tied, tp_program **out);
 TP_MUST_USE tp_status
 tp_sched_assign_slots(tp_program *program, unsigned ops);
+/* ops: with TP_SCHED_MESSAGES, whichever, where the program is lowered; what else it has must be there. */
 TP_MUST_USE tp_status
 tp_sched_sim_open(const tp_program *program, unsigned ops, tp_sim **out);
 /* Sends or receives? Then it must have all of them. */

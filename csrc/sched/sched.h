@@ -417,7 +417,8 @@ tp_program_peak_bytes(const tp_program *program, const double *bytes, int64_t st
 
 /* ---- the same makespan again and again, for searches: one order is found once, each run is one linear pass ------------- */
 typedef struct tp_sim tp_sim;
-/* Keeps no pointer to the program. ESCHEDULE as simulate. */
+/* Keeps no pointer to the program. ESCHEDULE as simulate. A send right behind what it sends (but for receives), as lowering puts it,
+ * costs nothing; one that was moved is one more operation of the pass. */
 TP_MUST_USE tp_status
 tp_sim_open(const tp_program *program, tp_sim **out);
 /* tp_program_split (pending < 0: as it is), tp_program_lower and tp_sim_open in one, for searches that make thousands: of a compute

@@ -25,7 +25,7 @@ struct tp_sim {
     int32_t ranks, stages;
     int two_places;
     int32_t *last;       /* [ranks] last node of the rank's body; -1 */
-    node *nodes;         /* bodies: F B I W R, SO and SI */
+    node *nodes;         /* bodies: F B I W R, SO and SI; SF and SB that are not right behind what they send */
     node *ends;          /* AR, OPT: stage and op; grouped by rank */
     int32_t *ends_begin; /* [ranks + 1] */
     double *end;         /* [count] */
@@ -66,6 +66,7 @@ typedef struct {
     uint8_t *halves;          /* tp_sched_halves */
     int32_t *guest;           /* [2][stages * micros] node of its SE, of its SL; -1: nobody yet */
     uint8_t *awaited;         /* [stages * micros] its first reader is to come; NULL: there are no guests */
+    int lowered;              /* messages leave with their sends; else with what makes them */
     int64_t *next;
     int32_t *stack;
     uint8_t *queued;
@@ -93,6 +94,57 @@ order_wake(order *o, int rank)
         o->queued[rank] = 1;
         o->stack[o->stacked++] = rank;
     }
+}
+
+/* Halves that have left when this node ends, or the gradient: whoever reads them goes on. */
+static void
+order_publish(order *o, const tp_sim *sim, const tp_instr *i, int forward, unsigned leaving)
+{
+    const tp_program *p = o->p;
+    int64_t cell = i->stage * sim->units + tp_program_unit(p, i);
+    if (forward && o->halves != NULL && leaving & TP_HALF_FIRST)
+        o->made_half[cell] = (int32_t)sim->count;
+    if (leaving & TP_HALF_SECOND)
+        (forward ? o->made_f : o->made_b)[cell] = (int32_t)sim->count;
+    if (!(forward ? tp_program_is_last(p, i->stage) : tp_program_is_first(p, i->stage)))
+        order_wake(o, p->rank_of[i->stage + (forward ? 1 : -1)]);
+}
+
+/* Is this the message of what op i leaves? */
+static int
+sends_it(const tp_instr *message, const tp_instr *i, unsigned leaving)
+{
+    return message->op == (i->op == TP_OP_F ? TP_OP_SF : TP_OP_SB) && message->stage == i->stage && message->micro == i->micro &&
+           message->slice == i->slice && (message->flags & TP_HALVES) == tp_sched_message_flags(leaving);
+}
+
+/* The send behind F, B or I at k, with nothing but receives, which take no time where they stand, between them: both are one node
+ * then. -1: another instruction is between them, whose time the message has to wait for. */
+static int64_t
+send_behind(const tp_program *p, int rank, int64_t k, unsigned leaving)
+{
+    const tp_instr *i = &p->code[k];
+    for (k++; k < p->begin[rank + 1]; k++) {
+        if (sends_it(&p->code[k], i, leaving))
+            return k;
+        if (p->code[k].op != TP_OP_RF && p->code[k].op != TP_OP_RB)
+            break;
+    }
+    return -1;
+}
+
+/* A node for a send that stands apart. */
+static void
+order_send(order *o, tp_sim *sim, int rank, const tp_instr *i)
+{
+    unsigned halves = i->flags & TP_HALVES;
+    uint8_t flags = (uint8_t)(halves != 0 ? halves | OUT_APART : 0u);
+    sim->nodes[sim->count] = (node){sim->last[rank], -1, (int32_t)tp_program_unit(o->p, i), i->stage, (uint8_t)i->op, flags};
+    if (sim->place != NULL)
+        sim->place[sim->count] = 0;
+    sim->last[rank] = (int32_t)sim->count;
+    order_publish(o, sim, i, i->op == TP_OP_SF, halves != 0 ? halves : TP_HALVES);
+    sim->count++;
 }
 
 static unsigned
@@ -133,45 +185,61 @@ order_guest(order *o, tp_sim *sim, int rank, const tp_instr *i)
     return 1;
 }
 
+/* Does what F, B or I leaves go to another rank? */
+static int
+leaves_rank(const tp_program *p, const tp_instr *i, unsigned leaving)
+{
+    return leaving != 0 && tp_program_remote(p, i->op == TP_OP_F ? i->stage + 1 : i->stage);
+}
+
+/* A node for an op that computes, or a swap; 0: it waits for another rank. *sent: the send that is in it, too. */
+static int
+order_work(order *o, tp_sim *sim, int rank, int64_t k, int64_t *sent)
+{
+    const tp_program *p = o->p;
+    const tp_instr *i = &p->code[k];
+    int forward = i->op == TP_OP_F, backward = tp_sched_is_backward(i->op);
+    int64_t unit = tp_program_unit(p, i), cell = i->stage * sim->units + unit;
+    int32_t maker = maker_of(o, i, cell, sim->units);
+    if (maker == -2)
+        return 0;
+    node *n = &sim->nodes[sim->count];
+    *n = (node){sim->last[rank], maker, (int32_t)unit, i->stage, (uint8_t)i->op, 0};
+    unsigned leaving = forward ? tp_sched_leaving(p, i) : TP_HALVES;
+    int leaves = (forward || backward) && leaves_rank(p, i, leaving), apart = 0;
+    if ((forward && tp_program_remote(p, i->stage)) || (backward && tp_program_remote(p, i->stage + 1)))
+        n->flags |= IN_REMOTE;
+    if (leaves && o->lowered) {
+        *sent = send_behind(p, rank, k, leaving);
+        apart = *sent < 0;
+    }
+    if (leaves && !apart)
+        n->flags |= OUT_REMOTE;
+    if (forward && i->flags & TP_HALVES)
+        n->flags |= (uint8_t)half_flags(o, i, cell, sim->units, leaving);
+    sim->last[rank] = (int32_t)sim->count;
+    if (sim->place != NULL)
+        sim->place[sim->count] = (uint8_t)tp_sched_place(i, sim->two_places);
+    if ((forward || backward) && !apart)
+        order_publish(o, sim, i, forward, leaving);
+    sim->count++;
+    return 1;
+}
+
 static void
 order_rank(order *o, tp_sim *sim, int rank)
 {
     const tp_program *p = o->p;
-    for (; o->next[rank] < p->begin[rank + 1]; o->next[rank]++) {
+    for (int64_t sent = -1; o->next[rank] < p->begin[rank + 1]; o->next[rank]++) {
         const tp_instr *i = &p->code[o->next[rank]];
-        int forward = i->op == TP_OP_F, backward = tp_sched_is_backward(i->op);
+        if ((i->op == TP_OP_SF || i->op == TP_OP_SB) && o->next[rank] != sent)
+            order_send(o, sim, rank, i);
         if (tp_sched_is_message(i->op) || tp_sched_is_end(i->op))
             continue;
         if (o->awaited != NULL && !order_guest(o, sim, rank, i))
             return;
-        if (tp_sched_is_guest(i->op))
-            continue;
-        int64_t unit = tp_program_unit(p, i), cell = i->stage * sim->units + unit;
-        int32_t maker = maker_of(o, i, cell, sim->units);
-        if (maker == -2)
+        if (!tp_sched_is_guest(i->op) && !order_work(o, sim, rank, o->next[rank], &sent))
             return;
-        node *n = &sim->nodes[sim->count];
-        *n = (node){sim->last[rank], maker, (int32_t)unit, i->stage, (uint8_t)i->op, 0};
-        unsigned leaving = forward ? tp_sched_leaving(p, i) : TP_HALVES;
-        if ((forward && tp_program_remote(p, i->stage)) || (backward && tp_program_remote(p, i->stage + 1)))
-            n->flags |= IN_REMOTE;
-        if (leaving && ((forward && tp_program_remote(p, i->stage + 1)) || (backward && tp_program_remote(p, i->stage))))
-            n->flags |= OUT_REMOTE;
-        if (forward && i->flags & TP_HALVES)
-            n->flags |= (uint8_t)half_flags(o, i, cell, sim->units, leaving);
-        sim->last[rank] = (int32_t)sim->count;
-        if (sim->place != NULL)
-            sim->place[sim->count] = (uint8_t)tp_sched_place(i, sim->two_places);
-        if (forward || backward) {
-            if (forward && o->halves != NULL && leaving & TP_HALF_FIRST)
-                o->made_half[cell] = (int32_t)sim->count;
-            if (leaving & TP_HALF_SECOND)
-                (forward ? o->made_f : o->made_b)[cell] = (int32_t)sim->count;
-            int reader = i->stage + (forward ? 1 : -1);
-            if (!(forward ? tp_program_is_last(p, i->stage) : tp_program_is_first(p, i->stage)))
-                order_wake(o, p->rank_of[reader]);
-        }
-        sim->count++;
     }
 }
 
@@ -275,7 +343,7 @@ tp_sched_sim_open(const tp_program *program, unsigned ops, tp_sim **out)
 {
     tp_sim *sim = NULL;
     TP_TRY(sim_make(program, &sim));
-    order o = {.p = program};
+    order o = {.p = program, .lowered = (ops & TP_SCHED_MESSAGES) != 0};
     tp_status status = tp_sched_links_open(program, &sim->links);
     if (status == TP_OK)
         status = copiers_open(program, ops, sim);
@@ -329,7 +397,7 @@ message_in(const tp_sim *sim, const tp_durations *d, const node *n, double ready
 static double
 message_out(tp_sim *sim, const tp_durations *d, const node *n, double clock)
 {
-    int back = n->op != TP_OP_F;
+    int back = n->op != TP_OP_F && n->op != TP_OP_SF;
     if (n->flags & GUEST)
         return tp_sched_guest_send(&sim->guest_free[(n->op == TP_OP_SL) * sim->stages + n->stage], clock,
                                    tp_sched_guest_lag_s(d, sim->units, n->stage, n->unit));
@@ -391,7 +459,7 @@ run_nodes(tp_sim *sim, const tp_durations *durations, int64_t begin, int64_t beh
         if (n->flags & OUT_REMOTE)
             clock += tp_durations_s(&d, n->op == TP_OP_F ? TP_OP_SF : TP_OP_SB,
                                     n->flags & OUT_APART ? n->flags & TP_HALVES : 0, n->stage, n->unit);
-        if ((in_turn && n->flags & OUT_REMOTE) || (n->flags & GUEST && n->op != TP_OP_RL))
+        if ((in_turn && (n->flags & OUT_REMOTE || tp_sched_is_message(n->op))) || (n->flags & GUEST && n->op != TP_OP_RL))
             sim->there[k] = message_out(sim, &d, n, clock);
         end[k] = clock;
     }

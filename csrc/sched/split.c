@@ -555,7 +555,7 @@ tp_program_complete(const tp_program *compute, const tp_durations *durations, in
         status = tp_sched_lower(split == NULL ? compute : split, ops, tied, program);
     tp_program_close(split);
     if (status == TP_OK)
-        status = tp_sched_sim_open(*program, ops, sim);
+        status = tp_sched_sim_open(*program, ops | TP_SCHED_MESSAGES, sim); /* it is lowered */
     if (status != TP_OK) {
         tp_program_close(*program);
         *program = NULL;
