@@ -255,13 +255,14 @@ def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _Trainin
         comm = connect(job, comm, plan)
     engine = _TrainingEngine(job, plan, rank, comm)
     if job["resume_from"] is None:
-        engine.load(_initial(plan.model, job["seed"], engine._shapes))
+        engine.load(_initial(plan.model, job["seed"], engine._shapes, comm))
     return engine
 
 
-def _initial(model: Any, seed: int, names: Any) -> dict[str, Float32]:
+def _initial(model: Any, seed: int, names: Any, comm: _core.Comm | None = None) -> dict[str, Float32]:
+    """comm: of a rank, which its region's abort ends in the midst of it."""
     shape = dimensions(model)
-    return {row[0]: _core.model_init_param(shape, index, seed) for index, row in enumerate(_core.model_params(shape))
+    return {row[0]: _core.model_init_param(shape, index, seed, comm) for index, row in enumerate(_core.model_params(shape))
             if row[0] in names}
 
 

@@ -284,3 +284,32 @@ def test_a_ctrl_c_is_raised_once_no_rank_is_at_work(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         tp.loss_and_grads(MODEL, tp.init_params(MODEL), np.zeros((1, 9), int), stages=2)
     assert not at_work
+
+
+def test_an_abort_ends_a_rank_where_it_is():
+    """It was heard between two instructions: an engine that takes memory for seconds, or a tensor's numbers, was made first. Both
+    are made here of what takes longer than 20 ms, and the abort is there before."""
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=256, vocab_size=100_000, block_size=8)
+    program = schedules.gpipe(1, 1).lower(True)
+    region = _core.Region.create(1, bytes(1), 1 << 12, max(64, engine.gather_bytes(model)), False)
+    comm = _core.Comm(region, 0, 60.0)
+
+    def made():
+        return engine.RankEngine(model, [(0, model.num_blocks)], [(1, [8])], program, 0, comm)
+
+    shape, params, whole = engine.dimensions(model), tp.init_params(model), made()
+    region.abort("EIO", -1, "the disk is full")
+    with pytest.raises(tp.AbortedError, match="rank 0 was ended: the disk is full"):
+        made()
+    with pytest.raises(tp.AbortedError, match="interrupted"):
+        _core.model_init_param(shape, 0, 0, region)
+    with pytest.raises(tp.AbortedError, match="the disk is full"):
+        whole.load(params)
+
+
+def test_handlers_run_while_parameters_are_made():
+    """One tensor of some seconds."""
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=256, vocab_size=100_000, block_size=8)
+    with Alarms(lambda: None) as alarms:
+        made = _core.model_init_param(engine.dimensions(model), 0, 1)
+    assert alarms.count > 5 and np.array_equal(made, _core.model_init_param(engine.dimensions(model), 0, 1))

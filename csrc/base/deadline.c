@@ -117,6 +117,13 @@ tp_deadline_told(void)
 }
 
 int
+tp_deadline_told_before(void)
+{
+    listener.skip = 0;
+    return tp_deadline_told();
+}
+
+int
 tp_deadline_was_told(void)
 {
     return listener.told;

@@ -1,5 +1,5 @@
 /* When what the calling thread plans must end: at a time, or when somebody tells it to. Whoever plans sets both
- * (csrc/py/deadline.c, csrc/py/away.c); loops that may run long ask. They are the thread's and no planner's argument: one limit
+ * (csrc/py/deadline.c, csrc/py/away.c), and who runs a rank the second; loops that may run long ask. They are the thread's and no planner's argument: one limit
  * holds for all that a plan takes, and what is told is no part of any answer. Without a limit a clock is read for listening alone,
  * so that the same question has the same answer. */
 #ifndef TP_BASE_DEADLINE_H
@@ -48,6 +48,9 @@ tp_deadline_unlisten(const tp_listener *before);
 /* Is the thread told to stop? Unlike tp_deadline_late for what must be whole, and not just as good as time allows. */
 int
 tp_deadline_told(void);
+/* The same of who asks before work that takes long, whatever was asked before: it looks at the clock each time. */
+int
+tp_deadline_told_before(void);
 /* Was it, the last time that it asked? And EABORTED where it was: what it has made since need not make sense. */
 int
 tp_deadline_was_told(void);

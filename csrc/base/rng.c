@@ -1,5 +1,7 @@
 #include "csrc/base/rng.h"
 
+#include "csrc/base/deadline.h"
+
 #include <math.h>
 
 void
@@ -42,7 +44,8 @@ void
 tp_rng_normal(uint64_t seed, uint64_t stream, double std, int64_t n, float *out)
 {
     const double two_pi = 6.283185307179586476925, unit = 1.0 / 16777216.0;
-    for (int64_t i = 0; i < n; i += 4) {
+    int64_t steps = 0;
+    for (int64_t i = 0; i < n && !tp_deadline_told_after(&steps, 32); i += 4) {
         uint32_t bits[4];
         block(seed, stream, (uint64_t)i / 4, bits);
         for (int64_t j = 0; j < 4 && i + j < n; j += 2) {

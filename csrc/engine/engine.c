@@ -473,7 +473,7 @@ run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp
     uint64_t before = tp_fpu_flush_subnormals();
     tp_status status = run_all(engine, tokens, options, result);
     tp_fpu_restore(before);
-    return status;
+    return tp_engine_check_told(engine, status);
 }
 
 tp_status

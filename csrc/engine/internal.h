@@ -323,7 +323,9 @@ tp_engine_fail(tp_engine *engine, tp_status status);
  * not hear of it otherwise. */
 TP_MUST_USE tp_status
 tp_engine_note(tp_engine *engine, const tp_instr *instr);
+/* Of what ended with `status`: where the thread was told to stop (csrc/base/deadline.h), EABORTED in the words of the region's abort
+ * if there is one. */
 TP_MUST_USE tp_status
-tp_engine_check_abort(const tp_engine *engine);
+tp_engine_check_told(const tp_engine *engine, tp_status status);
 
 #endif

@@ -304,7 +304,7 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
     engine->config.counts = NULL; /* the caller's, for its questions alone */
     engine->first = config->replica * config->program->ranks;
     engine->updates = tp_engine_updates(config) ? config->program->micros : 0;
-    tp_status status = open_parts(engine, config, heap);
+    tp_status status = tp_engine_check_told(engine, open_parts(engine, config, heap));
     if (status != TP_OK) {
         tp_engine_unbind(engine);
         tp_engine_close(engine);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 engine_tables
 tp_engine_tables(const tp_engine_config *config, int64_t gather_count)
 {
@@ -354,6 +356,14 @@ tp_engine_check_abort(const tp_engine *engine)
         return tp_fail(TP_EABORTED, "rank %d was ended: %s", engine->first + engine->config.rank, text);
     return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", engine->first + engine->config.rank,
                    first, text);
+}
+
+tp_status
+tp_engine_check_told(const tp_engine *engine, tp_status status)
+{
+    if (status == TP_EABORTED && tp_deadline_was_told())
+        TP_TRY(tp_engine_check_abort(engine));
+    return status;
 }
 
 tp_status

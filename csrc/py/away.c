@@ -1,4 +1,4 @@
-/* Long calls without the GIL, and the signals that come meanwhile: the only user of csrc/base/deadline.h's listener. */
+/* Long calls without the GIL, and the signals and aborts that come meanwhile: the only user of csrc/base/deadline.h's listener. */
 #include "csrc/py/module.h"
 
 #include <sys/syscall.h>
@@ -39,6 +39,25 @@ tp_py_leave(tp_py_away *away)
 {
     away->thread = PyEval_SaveThread();
     tp_deadline_listen(heard, away, &away->before);
+}
+
+static int
+heard_abort(void *context)
+{
+    int rank;
+    char text[512];
+    return tp_region_aborted(context, &rank, text) != TP_OK;
+}
+
+void
+tp_py_leave_rank(tp_py_away *away, const tp_region *region)
+{
+    if (region == NULL) {
+        tp_py_leave(away);
+        return;
+    }
+    away->thread = PyEval_SaveThread();
+    tp_deadline_listen(heard_abort, (void *)(uintptr_t)region, &away->before);
 }
 
 tp_status

@@ -19,6 +19,7 @@ typedef struct {
     PyObject *store;     /* bytes: the folder for what is swapped; NULL: none */
     tp_heap *heap;
     tp_engine *engine;
+    tp_region *region; /* the engine's: whose abort ends what it does; NULL: none */
     int sequences; /* of a step: of all copies of the model */
     int busy;       /* a step is running without the GIL */
 } engine_object;
@@ -87,9 +88,10 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->sequences = config.program->copies * self->slicing->batch;
     status = tp_heap_open(memory, &self->heap);
     if (status == TP_OK) {
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_engine_open(&config, self->heap, &self->engine);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        self->region = config.region;
+        tp_py_leave_rank(&away, config.region);
+        status = tp_py_back(&away, tp_engine_open(&config, self->heap, &self->engine));
     }
     if (status == TP_OK)
         return (PyObject *)self;
@@ -160,6 +162,7 @@ engine_emulated(PyObject *type, PyObject *args, PyObject *kwargs)
     tp_comm *link = comm == Py_None ? NULL : tp_py_comm_of(comm);
     tp_region *region = comm == Py_None ? NULL : tp_py_region_of(comm);
     tp_status status = PyErr_Occurred() ? TP_ETYPE : tp_heap_open(0, &self->heap);
+    self->region = region;
     if (status == TP_OK)
         status = tp_engine_open_emulated(code, rank, &self->costs->durations, link, region, self->heap, &self->engine);
     if (status == TP_OK)
@@ -219,10 +222,9 @@ engine_step(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     tp_step_result result = {0};
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_engine_step(self->engine, view.buf, &options, &result);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave_rank(&away, self->region);
+    tp_status status = tp_py_back(&away, tp_engine_step(self->engine, view.buf, &options, &result));
     self->busy = 0;
     PyBuffer_Release(&view);
     if (status != TP_OK)
@@ -237,7 +239,7 @@ engine_evaluate(PyObject *object, PyObject *tokens)
     engine_object *self = (engine_object *)object;
     Py_buffer view;
     double loss = 0;
-    tp_status status;
+    tp_py_away away;
     if (self->slicing == NULL)
         return PyErr_Format(PyExc_RuntimeError, "an emulated engine has no loss");
     if (view_tokens(self, tokens, &view) < 0)
@@ -246,9 +248,8 @@ engine_evaluate(PyObject *object, PyObject *tokens)
         PyBuffer_Release(&view);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_engine_evaluate(self->engine, view.buf, &loss);
-    Py_END_ALLOW_THREADS
+    tp_py_leave_rank(&away, self->region);
+    tp_status status = tp_py_back(&away, tp_engine_evaluate(self->engine, view.buf, &loss));
     self->busy = 0;
     PyBuffer_Release(&view);
     return status == TP_OK ? PyFloat_FromDouble(loss) : tp_py_raise(tp_py_state_of(object), status);
@@ -328,8 +329,10 @@ engine_load(PyObject *object, PyObject *args)
         PyBuffer_Release(&view);
         return NULL;
     }
+    status = tp_engine_check_abort(((engine_object *)object)->engine);
     Py_BEGIN_ALLOW_THREADS
-    status = ops->import(stage, i, what, view.buf);
+    if (status == TP_OK)
+        status = ops->import(stage, i, what, view.buf);
     Py_END_ALLOW_THREADS
     ((engine_object *)object)->busy = 0;
     PyBuffer_Release(&view);
@@ -380,12 +383,13 @@ engine_pack(PyObject *object, PyObject *unused)
     tp_stage *stage;
     int number;
     tp_status status = TP_OK;
+    tp_py_away away;
     if (engine_claim((engine_object *)object) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
+    tp_py_leave_rank(&away, ((engine_object *)object)->region);
     for (int k = 0; status == TP_OK && (stage = tp_engine_stage(engine, k, &number)) != NULL; k++)
         status = tp_engine_stage_ops(engine)->pack(stage);
-    Py_END_ALLOW_THREADS
+    status = tp_py_back(&away, status);
     ((engine_object *)object)->busy = 0;
     if (status != TP_OK)
         return tp_py_raise(tp_py_state_of(object), status);

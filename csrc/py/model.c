@@ -1,4 +1,5 @@
 /* Functions on a model: its parameters, initial values, counts. */
+#include "csrc/py/comm.h"
 #include "csrc/py/model.h"
 
 #include <stdlib.h>
@@ -135,11 +136,13 @@ static PyObject *
 model_init_param(PyObject *module, PyObject *args)
 {
     tp_py_state *state = tp_py_module_state(module);
-    PyObject *dimensions;
+    PyObject *dimensions, *of = Py_None;
+    const tp_region *region = NULL;
     int index;
     unsigned long long seed;
     tp_model model;
-    if (!PyArg_ParseTuple(args, "OiK", &dimensions, &index, &seed) || tp_py_model(state, dimensions, &model) < 0)
+    if (!PyArg_ParseTuple(args, "OiK|O", &dimensions, &index, &seed, &of) || tp_py_model(state, dimensions, &model) < 0 ||
+        (of != Py_None && (region = tp_py_region_of(of)) == NULL))
         return NULL;
     if (index < 0 || index >= tp_model_params(&model))
         return PyErr_Format(PyExc_IndexError, "parameter %d of %d", index, tp_model_params(&model));
@@ -148,9 +151,14 @@ model_init_param(PyObject *module, PyObject *args)
     float *values = malloc((size_t)(param.rows * param.cols) * sizeof *values);
     if (values == NULL)
         return PyErr_NoMemory();
-    Py_BEGIN_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave_rank(&away, region);
     tp_model_init_param(&model, &param, seed, values);
-    Py_END_ALLOW_THREADS
+    tp_status status = tp_py_back(&away, tp_deadline_check_told());
+    if (status != TP_OK) {
+        free(values);
+        return tp_py_raise(state, status);
+    }
     Py_ssize_t shape[2] = {param.rows, param.cols};
     return param.is_matrix ? tp_py_array(state, values, 'f', 2, shape) : tp_py_array(state, values, 'f', 1, shape + 1);
 }
@@ -172,7 +180,8 @@ static PyMethodDef functions[] = {
      "model_params($module, model, /)\n--\n\n-> [(name, rows, cols, is_matrix, block), ...] in canonical order; vectors have "
      "rows 1."},
     {"model_init_param", model_init_param, METH_VARARGS,
-     "model_init_param($module, model, index, seed, /)\n--\n\n-> a float32 array: Philox keyed by (seed, name, index)."},
+     "model_init_param($module, model, index, seed, region=None, /)\n--\n\n-> a float32 array: Philox keyed by (seed, name, "
+     "index). region: whose abort ends it; None: a signal does."},
     {"model_figures", model_figures, METH_VARARGS,
      "model_figures($module, model, seq_len, /)\n--\n\n-> (parameters, FLOPs of one token's forward and backward)."},
     {NULL, NULL, 0, NULL},

@@ -8,6 +8,7 @@
 
 #include "csrc/base/deadline.h"
 #include "csrc/base/status.h"
+#include "csrc/comm/comm.h"
 
 typedef struct {
     PyObject *error;                        /* terapipe_c.Error */
@@ -37,6 +38,10 @@ typedef struct {
 } tp_py_away;
 void
 tp_py_leave(tp_py_away *away);
+/* The same for a call in C of a rank, which often is on a thread that no signal comes to: what ends it is its region's abort, and
+ * tp_py_back is EABORTED then, too, without an exception. Of a rank without a region (NULL): tp_py_leave. */
+void
+tp_py_leave_rank(tp_py_away *away, const tp_region *region);
 TP_MUST_USE tp_status
 tp_py_back(tp_py_away *away, tp_status status);
 

@@ -1,6 +1,8 @@
 /* The head: final LayerNorm, logits, loss and both gradients of a tile of rows while its logits exist (stage.h). */
 #include "csrc/stage/stage.h"
 
+#include "csrc/base/deadline.h"
+
 _Static_assert(TP_HEAD_TILE % TP_ROW_GROUP == 0, "a full tile is taken whole");
 
 /* Which rows of a slice, in which order. */
@@ -63,6 +65,8 @@ tile_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
     tp_linear op = {.rows = count, .n_in = vocab, .n_out = width, .x = x, .x_stride = width,
                     .weight = weight->copy, .y = logits, .y_stride = stride};
     ops->linear_t(stage->be, &op);
+    if (tp_deadline_told_before())
+        return;
     float each = tp_stage_token_weight(&stage->base, at->micro);
     ops->softmax_loss(stage->be, count, vocab, logits, stride, targets, each, set != ROWS_ALL, loss);
     for (int64_t i = 0; i < count; i++)
@@ -72,6 +76,8 @@ tile_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
     op = (tp_linear){.rows = count, .n_in = vocab, .n_out = width, .x = logits, .x_stride = stride,
                      .weight = weight->value, .y = stage->head_dx, .y_stride = width};
     ops->linear(stage->be, &op);
+    if (tp_deadline_told_before())
+        return;
     for (int64_t i = 0; i < count; i++)
         ops->copy(stage->be, width, stage->head_dx + i * width, mine->dx + row[i] * width);
     tile->rows += count;
@@ -91,6 +97,8 @@ rows_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
                 continue;
             row[count++] = tp_stage_row(&stage->base, at, token, s);
             if (count == TP_HEAD_TILE - stage->tile[set == ROWS_BACKWARD].rows) {
+                if (tp_deadline_told_before())
+                    return;
                 tile_work(stage, self, at, set, row, count);
                 count = 0;
             }

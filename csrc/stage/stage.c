@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/base/store.h"
 
 static const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float), 0, 1};
@@ -159,9 +160,9 @@ tp_stage_pack(tp_stage *stage, const tp_stage_param *param)
 static tp_status
 stage_pack(tp_stage *stage)
 {
-    for (int i = 0; i < stage->base.params; i++)
+    for (int i = 0; i < stage->base.params && !tp_deadline_told_before(); i++)
         tp_stage_pack(stage, &stage->base.param[i]);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------------- */
@@ -193,9 +194,9 @@ stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, half, slot, 0);
     tp_stage_select(&stage->base, micro, slice == 0 && half != TP_SECOND_HALF);
-    for (int block = 0; block < stage->base.blocks; block++)
+    for (int block = 0; block < stage->base.blocks && !tp_deadline_told_before(); block++)
         tp_block_forward(stage, block, &at);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 static tp_status
@@ -203,9 +204,9 @@ stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gradie
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
     tp_stage_select(&stage->base, micro, 0);
-    for (int block = stage->base.blocks - 1; block >= 0; block--)
+    for (int block = stage->base.blocks - 1; block >= 0 && !tp_deadline_told_before(); block--)
         tp_block_input_gradient(stage, block, &at);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 static tp_status
@@ -213,10 +214,10 @@ stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gradient_sl
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
     tp_stage_select(&stage->base, micro, 0);
-    for (int block = 0; block < stage->base.blocks; block++)
+    for (int block = 0; block < stage->base.blocks && !tp_deadline_told_before(); block++)
         if (stage->base.block[block].saves == TP_REMAKES)
             tp_block_recompute(stage, block, &at);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 static tp_status
@@ -263,9 +264,9 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradi
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
     int64_t end = weights_end(&at);
     tp_stage_select(&stage->base, micro, 0);
-    for (int block = stage->base.blocks - 1; block >= 0; block--)
+    for (int block = stage->base.blocks - 1; block >= 0 && !tp_deadline_told_before(); block--)
         tp_block_weight_gradient(stage, block, &at, end);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 const tp_stage_ops tp_cpu_stage_ops = {
