@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 __all__: list[str] = []
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PATHS = "TERAPIPE_SYS_PATH"  # ranks.py: the launcher's sys.path, absolute
 
 
 def continue_at_launchers_end() -> None:
@@ -49,9 +50,19 @@ def ending_with(launcher: int) -> Iterator[None]:
         os.close(told)
 
 
+def take_paths() -> None:
+    """Look for modules in the launcher's order from now on, and let processes of ours do so."""
+    paths = os.environ.pop(PATHS, None)
+    if paths is not None:
+        os.environ["PYTHONPATH"] = paths
+        given = paths.split(os.pathsep)
+        sys.path[:] = dict.fromkeys([*given, *sys.path])
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us
     continue_at_launchers_end()
     with ending_with(int(sys.argv[-1])):
         from terapipe_c.worker import main
+    take_paths()
     sys.exit(main(sys.argv[1:]))

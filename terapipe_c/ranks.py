@@ -22,6 +22,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
+
 from . import _core, _rank
 from ._threads import start_all
 from .worker import Arrays, Job, failures, pack, run_rank
@@ -249,12 +251,21 @@ def _beyond_standard(fd: int) -> int:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Ours, with our sys.path (the working folder and notebooks' changes to it included) and one rank's share of cores."""
+    """Ours, with our sys.path (the working folder and notebooks' changes to it included) and one rank's share of cores.
+
+    A relative entry ("" of `python -c`, of a prompt or a notebook) is another folder after each chdir: a numpy.py there is not what
+    we imported. So such come last until a rank has imported the package (_rank.py), but for one that it or NumPy is from."""
+    ours = {os.path.dirname(os.path.dirname(os.path.abspath(module.__file__ or ""))) for module in (np, _rank)}
     paths: list[str] = []
+    late: list[str] = []
     for path in sys.path:
         with contextlib.suppress(FileNotFoundError):    # relative to a working directory that has been deleted
-            paths += [os.path.abspath(path)] if isinstance(path, str) else []
-    return {**os.environ, **dict.fromkeys(THREADS_VARIABLES, str(threads)), "PYTHONPATH": os.pathsep.join(paths)}
+            if isinstance(path, str):
+                paths.append(os.path.abspath(path))
+                late += paths[-1:] if not os.path.isabs(path) and paths[-1] not in ours else []
+    first = [path for path in paths if path not in late]
+    return {**os.environ, **dict.fromkeys(THREADS_VARIABLES, str(threads)), _rank.PATHS: os.pathsep.join(paths),
+            "PYTHONPATH": os.pathsep.join([*first, *dict.fromkeys(late)])}
 
 
 def _end(code: int) -> str:

@@ -1,0 +1,76 @@
+"""Files of a run that are not what they are called: a folder where a file belongs, a module of the user's by another's name."""
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import cli
+
+MODEL = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=61, block_size=16)
+CLUSTER = tp.Cluster(num_devices=1, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+DATA = np.arange(4000, dtype=np.int32) % 61
+
+
+def a_run(tmp_path):
+    plan = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8)
+    tp.launch(plan, DATA, steps=1, out=tmp_path / "run", checkpoint_every=1, processes=False, progress=False).wait()
+    return plan, tmp_path / "run"
+
+
+FILES = ("config.json", "plan.json", "metrics.jsonl", "trace.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_folder_where_a_file_of_the_run_belongs_is_named_before_it_begins(name, tmp_path):
+    plan, run = a_run(tmp_path)
+    (run / name).unlink()
+    (run / name).mkdir()
+    with pytest.raises(IsADirectoryError, match=f"a folder is there: the name of a file would be right: '.*{name}'"):
+        tp.launch(plan, DATA, steps=3, out=run, resume=True, checkpoint_every=1, processes=False, progress=False)
+
+
+def test_a_folder_where_a_file_is_read_or_written_is_no_bare_error(tmp_path, capsys):
+    plan, run = a_run(tmp_path)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    costs = tp.CostModel.analytic(MODEL, CLUSTER)
+    said = "a folder is there: the name of a file would be right"
+    for call in (tp.Plan.load, plan.save, tp.CostModel.load, costs.save, plan.timeline().to_svg, tp.Dataset):
+        with pytest.raises((OSError, ValueError), match="a folder is there"):
+            call(*([folder, 8, 1] if call is tp.Dataset else [folder]))
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(OSError, match=said):
+        tp.Dataset(DATA, 8, 1).save(tmp_path / "folder.npy")
+    for name in ("plan.json", "trace.json"):
+        (run / name).rename(run / f"old-{name}")
+        (run / name).mkdir()
+        assert cli.main(["view", str(run)]) != 0 and said in capsys.readouterr().err
+        (run / name).rmdir()
+        (run / f"old-{name}").rename(run / name)
+    (run / "config.json").unlink()
+    (run / "config.json").mkdir()
+    assert cli.main(["resume", str(run), "--steps", "2"]) != 0 and said in capsys.readouterr().err
+    for grid, out in (("batch=1", folder), (str(folder), tmp_path / "rows")):
+        assert cli.main(["sweep", "--grid", grid, "--out", str(out)]) != 0 and said in capsys.readouterr().err
+
+
+def test_a_module_in_the_working_directory_is_not_taken_for_what_the_launcher_has(tmp_path):
+    """Ranks ended with exit code 3 and no word: "" of sys.path had become another folder since NumPy was imported."""
+    for name in ("numpy.py", "random.py"):
+        (tmp_path / name).write_text("import os\nos._exit(3)\n")
+    source = f"""if True:
+        import os, numpy, random, terapipe_c
+        tp = terapipe_c
+        os.chdir({str(tmp_path)!r})
+        model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=61, block_size=16)
+        cluster = tp.Cluster(num_devices=1, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+        run = tp.launch(tp.plan(model, cluster, batch=2, seq_len=8), numpy.arange(4000) % 61, steps=1, progress=False)
+        print(len(list(run)))
+        assert terapipe_c.ranks._environment(1)[terapipe_c._rank.PATHS].split(os.pathsep)[0] == os.getcwd()
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}     # a user has none
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, cwd="/")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
