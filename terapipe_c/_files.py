@@ -43,6 +43,13 @@ def path_of(name: str, value: Any, look: bool = True) -> Path:
     return Path(text)
 
 
+def no_folder(path: Path) -> Path:
+    """The path of a file, there or not; IsADirectoryError if a folder is."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder is there: the name of a file would be right", str(path))
+    return path
+
+
 def check_writable(name: str, folder: str | os.PathLike[str]) -> None:
     """StorageError, with the number that says why, where no file can be made in there."""
     try:
@@ -111,7 +118,7 @@ def _name(temporary: Path, target: Path, new: bool) -> None:
 def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) -> None:
     """Write beside ``path`` (UTF-8; what of a file name is not, escaped), flush to the disk, then rename: a reader sees the old
     file or the new one, whose mode is the old one's. An OSError names the file; FileExistsError where it is to be ``new``."""
-    given = path_of("path", path)
+    given = no_folder(path_of("path", path))
     if given.exists() and not given.is_file():       # a device, a pipe: there is no beside, and it stays what it is
         with given.open("w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
@@ -156,7 +163,7 @@ def write_new(path: str | os.PathLike[str], text: str, *, overwrite: bool = Fals
 def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, oldest: int | None = None) -> dict[str, Any]:
     """The object in a file of ours, of a version from ``oldest`` (or ``version``) to ``version``; a ValueError that names the
     file if it is broken, foreign, older or newer."""
-    raw = path_of("path", path).read_bytes()
+    raw = no_folder(path_of("path", path)).read_bytes()
     try:
         data = loads(raw)
     except ValueError as error:
@@ -174,7 +181,7 @@ def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, 
 def read_entry(path: Path, key: str, kind: type) -> dict[str, Any]:
     """The JSON object in a file of a run folder, which has this entry; a ValueError that names the file."""
     try:
-        found = loads(path.read_bytes())
+        found = loads(no_folder(path).read_bytes())
     except ValueError as error:
         raise InvalidValueError(f"{path} is damaged: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get(key), kind):

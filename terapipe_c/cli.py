@@ -376,7 +376,7 @@ def _resume(args: argparse.Namespace) -> int:
         _say(f"nothing to do: {checkpoint.step} steps are done in the newest checkpoint")
     kept = {**checkpoint.hyper, "seed": checkpoint.seed}
     data = checkpoint.data_state.get("source")
-    if (folder / "config.json").is_file():  # what launch wrote down: all of its options
+    if (folder / "config.json").exists():  # what launch wrote down: all of its options
         kept |= read_entry(folder / "config.json", "data", dict)
         data = kept["data"].get("path")
         kept["val_fraction"] = kept["data"].get("val_fraction", checkpoint.data_state.get("val_fraction"))

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import naming, path_of
+from ._files import naming, no_folder, path_of
 from .config import brief, counted, html_table, one_of, real, whole
 
 __all__ = ["Dataset", "stdlib_corpus"]
@@ -183,7 +183,7 @@ class Dataset:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write all tokens to a .npy file (int32, or what the source has if narrower), block by block; for worker processes."""
-        path = path_of("path", path)
+        path = no_folder(path_of("path", path))
         if path.suffix != ".npy":
             raise InvalidValueError(f"path is {brief(str(path))}: a name that ends in .npy would be right")
         narrow = self.tokens.dtype if self.tokens.dtype.itemsize < 4 else np.dtype("<i4")
@@ -289,8 +289,8 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
     """
     max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
     path = None if path is None else path_of("path", path)
-    if path is not None and path.is_dir():
-        raise IsADirectoryError(21, "a folder is there: the name of a file would be right", str(path))
+    if path is not None:
+        no_folder(path)
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
     found: list[Path] = []
@@ -322,7 +322,7 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
 
 def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], str, str]:
     if path.is_dir():
-        raise InvalidValueError(f"{path} is not a file: a folder is there")
+        raise InvalidValueError(f"{path} is not a file: a folder is there, the name of a file of text or tokens would be right")
     index = _megatron_index(path)
     if index is None and not path.exists():
         raise FileNotFoundError(f"{path}: no such file (and no {path.name}.idx with {path.name}.bin)")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import loads, make_folders, path_of, write_text
+from ._files import loads, make_folders, no_folder, path_of, write_text
 from .checkpoint import Checkpoint, check_names, load_checkpoint, param_shapes
 from .config import GPTConfig, brief, flag, real, whole
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
@@ -170,7 +170,7 @@ def read_params(path: str | os.PathLike[str]) -> Checkpoint | Imported:
 
 def _model_of(path: Path) -> dict[str, Any]:
     try:
-        config = loads(path.read_bytes())
+        config = loads(no_folder(path).read_bytes())
     except ValueError as error:
         raise InvalidValueError(f"{path}: no JSON object: {error}") from error
     if not isinstance(config, dict):

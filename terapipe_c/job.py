@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._files import check_writable, loads, make_folders, path_of, write_text
+from ._files import check_writable, loads, make_folders, no_folder, path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
@@ -352,6 +352,8 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
     """config.json, plan.json and a metrics.jsonl that ends where this run begins."""
     folder = Folder(Path(job["out"]))
     try:
+        for name in ("config.json", "plan.json", "metrics.jsonl", "trace.json"):     # the last is written when all is done
+            no_folder(folder.path / name)
         if not job["resume_from"]:
             _check_new(folder.path)     # again: now nobody else can make it
         config = {name: value for name, value in job.items() if name != "plan"}

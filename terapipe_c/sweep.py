@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._files import make_folders
+from ._files import make_folders, no_folder
 
 __all__ = ["Sweep", "begun", "read_grid"]
 
@@ -26,7 +26,7 @@ def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
             given: Any = {name.strip(): [_value(word) for word in _words(values)]}
         else:
             try:
-                given = json.loads(Path(text).read_text())
+                given = json.loads(no_folder(Path(text)).read_text())
             except json.JSONDecodeError as error:
                 raise ValueError(f"{text}: a grid is NAME=V,V,... or a JSON file of name -> list ({error})") from error
         if not isinstance(given, dict):
@@ -70,7 +70,7 @@ class Sweep:
     def done(self, retry_failed: bool = False) -> set[str]:
         """Keys of the rows in the file. A last line cut short by a kill is no row."""
         keys: dict[str, str] = {}
-        if self.path.exists():
+        if no_folder(self.path).exists():
             lines = self.path.read_text().splitlines()
             for number, line in enumerate(lines, 1):
                 try:

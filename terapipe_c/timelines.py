@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._files import read_entry
+from ._files import no_folder, read_entry
 
 __all__ = ["asked", "draw", "named", "result", "timeline_of"]
 
@@ -41,10 +41,10 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
 
     own = f"that is for a program or a named schedule, and {path} has its own seconds"
     if path.is_dir():
-        if not (path / "plan.json").is_file():
+        if not no_folder(path / "plan.json").exists():
             raise ValueError(f"{path}: no run folder, it has no plan.json")
         refuse(args, list(TIMES), own)
-        if (path / "trace.json").is_file():  # of the last step, once the run is over
+        if (path / "trace.json").exists():  # of the last step, once the run is over
             from .view import measured_timeline
 
             rows = read_entry(path / "trace.json", "rows", list)["rows"]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._files import loads, path_of
+from .._files import loads, no_folder, path_of
 from ..config import brief, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, integer, number
@@ -431,7 +431,7 @@ def load_piper(path: str | Path) -> LayerGraph:
 
     StorageError if it cannot be read; ValueError or TypeError naming the line, node, variant or edge that is wrong."""
     try:
-        raw = path_of("path", path).read_bytes()
+        raw = no_folder(path_of("path", path)).read_bytes()
     except OSError as error:
         refusal = _core.StorageError(f"{path}: {error.strerror or error}")
         refusal.errno = error.errno
