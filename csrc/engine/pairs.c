@@ -12,6 +12,7 @@
 #include "csrc/base/deadline.h"
 
 #define NEVER (INT64_MAX / 4)
+#define ROUNDED_UP (1.0 + 1e-9) /* sums of seconds in another order */
 #define MOST_WORK 3000000          /* questions whether a pair fits: about 0.1 s */
 #define PLACES_A_QUESTION 64       /* that are emptied meanwhile */
 #define MOST_PLACES ((size_t)1 << 23)
@@ -30,6 +31,7 @@ typedef struct {
     double less;
     size_t places;
     int64_t limit, work;
+    int meet; /* a rank has both stages of its pair */
     int stages, parts, pairs, blocks, turns; /* turns: right stages go from the last block back; otherwise from the middle on */
 } pairer;
 
@@ -209,10 +211,24 @@ is_too_much(const pairer *x)
 
 /* ---- all pairs ----------------------------------------------------------------------------------------------------------- */
 
+/* Not too many seconds are left: a stage is the longest of its rank, or one of a rank's two is at least half of what that takes. */
+static int
+may_be_faster(const pairer *x, int pair, int left, int right, int middle)
+{
+    if (x->pace == NULL)
+        return 1;
+    double stage_s = x->less / (1.0 + x->pace->waits), pair_s = x->meet ? x->less / (1.0 + 0.5 * x->pace->waits) : 2.0 * stage_s;
+    double left_s = x->turns ? seconds_of(x, left, right) : seconds_of(x, left, middle) + seconds_of(x, right, x->blocks);
+    int odd = x->turns && x->parts % 2;
+    return left_s <= ((x->pairs - pair) * pair_s + odd * stage_s) * ROUNDED_UP;
+}
+
 /* The blocks that are left for a pair and those behind it are not too few, and not too many. */
 static int
 leads_on(const pairer *x, int pair, int left, int right, int middle)
 {
+    if (!may_be_faster(x, pair, left, right, middle))
+        return 0;
     const int32_t *lefts = &x->behind[pair], *rights = lefts + x->pairs + 1, *together = rights + x->pairs + 1;
     int behind = x->pairs - pair, count = middle - left, more = x->blocks - right;
     if (x->turns)
@@ -235,6 +251,8 @@ go_on_from(pairer *x, int pair, int left, int right, int middle)
     double before = *slowest_to(x, pair, left, right);
     for (int end = left + 1; end <= last; end++) {
         most = x->turns ? lesser(most, right - end) : most;
+        while (most > 0 && pace_of_pair(x, pair, left, end, right, most) >= x->less)
+            most--;
         while (most > 0 && !fits(x, pair, left, end, right, most))
             most--;
         if (most <= 0)
@@ -242,12 +260,23 @@ go_on_from(pairer *x, int pair, int left, int right, int middle)
         for (int count = 1; count <= most; count++) {
             int next = x->turns ? right - count : right + count;
             double slowest = fmax(before, pace_of_pair(x, pair, left, end, right, count));
-            if (slowest >= x->less)
-                break;
             if (leads_on(x, pair + 1, end, next, middle))
                 *slowest_to(x, pair + 1, end, next) = fmin(slowest, *slowest_to(x, pair + 1, end, next));
         }
     }
+}
+
+/* Where a left stage may begin, and a right one beside it. */
+static int
+last_left(const pairer *x, int middle)
+{
+    return x->turns ? x->blocks : middle;
+}
+
+static int
+first_right(const pairer *x, int left, int middle)
+{
+    return x->turns ? left : middle;
 }
 
 /* All places from which a partition ends, by the slowest of all; *left, *right: the best. The middle is where right stages begin,
@@ -256,8 +285,8 @@ static double
 best_end(pairer *x, int middle, int *left, int *right)
 {
     double best = INFINITY;
-    for (int from = 0; from <= x->blocks; from++)
-        for (int to = 0; to <= x->blocks; to++) {
+    for (int from = x->pairs; from <= last_left(x, middle); from++)
+        for (int to = first_right(x, from, middle); to <= x->blocks; to++) {
             double slowest = *slowest_to(x, x->pairs, from, to);
             int odd = x->turns && x->parts % 2;
             if (slowest >= best || (odd ? !fits_in_the_middle(x, from, to) : from != (x->turns ? to : middle)))
@@ -272,19 +301,27 @@ best_end(pairer *x, int middle, int *left, int *right)
     return best;
 }
 
+static void
+forget(pairer *x, int middle)
+{
+    for (int pair = 0; pair <= x->pairs; pair++)
+        for (int from = pair; from <= last_left(x, middle); from++)
+            for (int to = first_right(x, from, middle); to <= x->blocks; to++)
+                *slowest_to(x, pair, from, to) = INFINITY;
+    x->work += (int64_t)(x->places / PLACES_A_QUESTION);
+}
+
 /* INFINITY: there are none, or there is too much to be looked at. */
 static double
 reach(pairer *x, int middle, int *left, int *right)
 {
     if (!leads_on(x, 0, 0, middle, middle))
         return INFINITY;
-    for (size_t i = 0; i < x->places; i++)
-        x->slowest[i] = INFINITY;
-    x->work += (int64_t)(x->places / PLACES_A_QUESTION);
+    forget(x, middle);
     *slowest_to(x, 0, 0, middle) = 0.0;
     for (int pair = 0; pair < x->pairs; pair++)
-        for (int from = pair; from <= x->blocks && !is_too_much(x); from++)
-            for (int to = 0; to <= x->blocks; to++)
+        for (int from = pair; from <= last_left(x, middle) && !is_too_much(x); from++)
+            for (int to = first_right(x, from, middle); to <= x->blocks; to++)
                 if (*slowest_to(x, pair, from, to) < INFINITY)
                     go_on_from(x, pair, from, to, middle);
     return is_too_much(x) ? INFINITY : best_end(x, middle, left, right);
@@ -292,27 +329,27 @@ reach(pairer *x, int middle, int *left, int *right)
 
 /* One place before that from which the pair can leave it, no slower. */
 static void
-step_back(pairer *x, int pair, int *left, int *right)
+step_back(pairer *x, int pair, int middle, int *left, int *right)
 {
     int end = *left, next = *right;
     double slowest = *slowest_to(x, pair + 1, end, next);
-    for (*left = end - 1; *left >= 0; --*left)
+    for (*left = end - 1; *left >= pair; --*left)
         for (int count = 1; count <= x->width[right_of(x, pair)]; count++) {
             *right = x->turns ? next + count : next - count;
-            if (*right >= 0 && *right <= x->blocks && *slowest_to(x, pair, *left, *right) <= slowest &&
+            if (*right >= first_right(x, *left, middle) && *right <= x->blocks && *slowest_to(x, pair, *left, *right) <= slowest &&
                 pace_of_pair(x, pair, *left, end, *right, count) <= slowest && fits(x, pair, *left, end, *right, count))
                 return;
         }
 }
 
 static void
-trace(pairer *x, int left, int right, int32_t *boundary)
+trace(pairer *x, int middle, int left, int right, int32_t *boundary)
 {
     for (int pair = x->pairs; pair >= 0; pair--) {
         boundary[pair] = left;
         boundary[x->turns ? x->parts - pair : x->pairs + pair] = right;
         if (pair > 0)
-            step_back(x, pair - 1, &left, &right);
+            step_back(x, pair - 1, middle, &left, &right);
     }
 }
 
@@ -336,6 +373,21 @@ are_pairs(const pairer *x)
             if (meet && !are_paired(x, i % x->parts, j % x->parts))
                 return 0;
         }
+    return 1;
+}
+
+static int
+has_both(const pairer *x)
+{
+    const tp_program *program = x->sizes->config.program;
+    for (int pair = 0; pair < x->pairs; pair++) {
+        int there = 0;
+        for (int i = pair; i < x->stages; i += x->parts)
+            for (int j = right_of(x, pair); j < x->stages; j += x->parts)
+                there |= program->rank_of[i] == program->rank_of[j];
+        if (!there)
+            return 0;
+    }
     return 1;
 }
 
@@ -394,7 +446,7 @@ look(pairer *x, int32_t *boundary)
             return answer == TP_YES ? TP_YES : TP_UNKNOWN;
         if (slowest == INFINITY)
             continue;
-        trace(x, left, right, boundary);
+        trace(x, middle, left, right, boundary);
         x->less = slowest;
         answer = TP_YES;
     }
@@ -432,6 +484,7 @@ tp_engine_find_pairs(tp_engine_sizes *sizes, int64_t limit, const tp_engine_pace
         continue;
     if (x.turns < 0 || (!x.turns && x.parts % 2) || x.places > MOST_PLACES)
         return TP_OK;
+    x.meet = has_both(&x);
     tp_status status = TP_OK;
     if (take_room(&x, program->ranks))
         *answer = look(&x, boundary);
