@@ -363,7 +363,7 @@ class _Hunt:
 
     def _cut(self, order: Candidate, like: Candidate, limit: int) -> Candidate | None:
         """The schedule and slices of ``order`` on stages that would be within the limit if its program were that of ``like``, as
-        even as that lets them be; on the given ones, if they are."""
+        even as that lets them be, or by pairs where that is faster; on the given ones, if they are."""
         ticks = _block_ticks(self.judge, order.slicing, PHASES, order.schedule)
         cuts = self.judge.cuts_within(like, limit, ticks) if self.partition is None else [order.partition]
         found = [self.judge.judge(order.schedule, cut, order.slicing, order.pending) for cut in cuts]

@@ -82,7 +82,8 @@ def test_nearly_as_many_stages_as_blocks_are_cut_wherever_any_cut_fits():
 def test_stages_of_which_a_rank_holds_several_are_cut_by_the_sum_of_theirs(name, chunks):
     """Every partition of the blocks, by the engine's count: what needs least is found, and something within every limit from there
     on. Counted as if all of a rank were alike, limits a third above the least were refused; where blocks go from one stage to
-    another alone, 3 % of these requests found more than the least; of ranks that keep guests 67 %, by up to 40 %."""
+    another alone, 8 of 1,003 such requests found up to 2.5 % more than the least; of ranks that keep guests 491 of 737 up to
+    40 %."""
     rng, asked, tight = np.random.default_rng([chunks, len(name)]), 0, 0
     for _ in range(12):
         ranks = (int(rng.integers(4, 7)) if name == "bpipe" else 4 if name == "chimera" else

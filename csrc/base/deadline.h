@@ -1,7 +1,7 @@
 /* When what the calling thread plans must end: at a time, or when somebody tells it to. Whoever plans sets both
- * (csrc/py/deadline.c, csrc/py/away.c), and who runs a rank the second; loops that may run long ask. They are the thread's and no planner's argument: one limit
- * holds for all that a plan takes, and what is told is no part of any answer. Without a limit a clock is read for listening alone,
- * so that the same question has the same answer. */
+ * (csrc/py/deadline.c, csrc/py/away.c), and who runs a rank the second; loops that may run long ask. They are the thread's and no
+ * planner's argument: one limit holds for all that a plan takes, and what is told is no part of any answer. Without a limit a clock is
+ * read for listening alone, so that the same question has the same answer. */
 #ifndef TP_BASE_DEADLINE_H
 #define TP_BASE_DEADLINE_H
 

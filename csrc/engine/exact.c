@@ -11,10 +11,10 @@
 
 #include "csrc/base/deadline.h"
 
-#define MOST_SIZES 1000000 /* that an answer may ask for: about 20 ms */
+#define MOST_SIZES 1000000 /* that an answer may ask for */
 #define ROUNDS 40          /* of weights */
 #define WHOLE 4096.0       /* the sum of weights, about, or less: no sum of weighted bytes is beyond NEVER */
-#define NEVER (INT64_MAX / 4)
+#define NEVER TP_ENGINE_NEVER
 #define MOST_CELLS ((size_t)1 << 25) /* of all bounds: 256 MiB */
 
 /* Ranks by weights: what is left of their limits, and the least that blocks from one on take of them, cut into stages from one on. */
@@ -74,23 +74,14 @@ last_of(const prover *x, int part)
 
 /* ---- what any partition needs, and how far stages may go ----------------------------------------------------------------- */
 
-static int64_t
-lesser(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static void
 look_at_singles(prover *x)
 {
     for (int stage = 0; stage < x->stages; stage++) {
         int part = tp_engine_part(&x->sizes->config, stage), r = rank_of(x, stage), host = x->sizes->host[stage];
         tp_engine_size least = {NEVER, NEVER, NEVER};
-        for (int from = part + 1 == x->parts ? x->blocks - 1 : part; from <= last_of(x, part); from++) {
-            tp_engine_size size = size_of(x, stage, from, from + 1);
-            least = (tp_engine_size){lesser(least.stage, size.stage), lesser(least.workspace, size.workspace),
-                                     lesser(least.guests, size.guests)};
-        }
+        for (int from = part + 1 == x->parts ? x->blocks - 1 : part; from <= last_of(x, part); from++)
+            least = tp_engine_lesser_size(least, size_of(x, stage, from, from + 1));
         x->least[stage] = least;
         x->single[r] += least.stage;
         x->workspace[r] = least.workspace > x->workspace[r] ? least.workspace : x->workspace[r];
@@ -163,8 +154,8 @@ relax(prover *x, relaxation *bound)
             int64_t *least = &bound->rest[at(x, part, from)];
             for (int to = from + 1; to <= x->furthest[at(x, part, from)]; to++) {
                 int64_t rest = bound->rest[at(x, part + 1, to)];
-                if (rest < *least)
-                    *least = lesser(*least, rest + weigh(x, bound->weight, part, from, to));
+                rest += rest < *least ? weigh(x, bound->weight, part, from, to) : 0;
+                *least = rest < *least ? rest : *least;
             }
         }
 }

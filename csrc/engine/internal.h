@@ -178,6 +178,14 @@ typedef struct {
     int64_t stage, workspace; /* tp_engine_stage_bytes; tp_engine_workspace_bytes, aligned */
     int64_t guests;           /* on its host */
 } tp_engine_size;
+#define TP_ENGINE_NEVER (INT64_MAX / 4) /* more bytes than anything takes */
+/* The lesser of each. */
+static inline tp_engine_size
+tp_engine_lesser_size(tp_engine_size a, tp_engine_size b)
+{
+    return (tp_engine_size){a.stage < b.stage ? a.stage : b.stage, a.workspace < b.workspace ? a.workspace : b.workspace,
+                            a.guests < b.guests ? a.guests : b.guests};
+}
 typedef struct {
     tp_engine_config config; /* its partition is `boundary` */
     int32_t *boundary;       /* [parts + 1] around the stage that is asked for */

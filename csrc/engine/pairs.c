@@ -11,9 +11,8 @@
 
 #include "csrc/base/deadline.h"
 
-#define NEVER (INT64_MAX / 4)
 #define ROUNDED_UP (1.0 + 1e-9) /* sums of seconds in another order */
-#define MOST_WORK 3000000          /* questions whether a pair fits: about 0.1 s */
+#define MOST_WORK 3000000          /* questions whether a pair fits */
 #define PLACES_A_QUESTION 64       /* that are emptied meanwhile */
 #define MOST_PLACES ((size_t)1 << 23)
 
@@ -67,12 +66,6 @@ touch(pairer *x, int part)
     }
 }
 
-static int64_t
-less(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Of so many blocks, wherever they are: every other stage has one, too. */
 static tp_engine_size
 least_of(pairer *x, int stage, int count)
@@ -82,12 +75,9 @@ least_of(pairer *x, int stage, int count)
     int first = behind == 0 ? last : part, kinds = x->sizes->alike ? 2 : x->blocks;
     if (least->stage > 0)
         return *least;
-    *least = (tp_engine_size){NEVER, NEVER, NEVER};
-    for (int from = first; from <= last && from < first + kinds; from++) {
-        tp_engine_size size = tp_engine_size_of(x->sizes, stage, from, from + count);
-        *least = (tp_engine_size){less(least->stage, size.stage), less(least->workspace, size.workspace),
-                                  less(least->guests, size.guests)};
-    }
+    *least = (tp_engine_size){TP_ENGINE_NEVER, TP_ENGINE_NEVER, TP_ENGINE_NEVER};
+    for (int from = first; from <= last && from < first + kinds; from++)
+        *least = tp_engine_lesser_size(*least, tp_engine_size_of(x->sizes, stage, from, from + count));
     return *least;
 }
 

@@ -1,6 +1,7 @@
 /* Stages within a limit of memory where a rank holds of several of them, chunks, of two copies of the model or guests: it takes the
- * sum of theirs, so that none can be filled by itself. From stages that are there blocks go from one to any other, those between them shifting, as
- * long as that helps: a local search, which tests/test_lean.py holds against all there are. Where time is up it ends with what it has. */
+ * sum of theirs, so that none can be filled by itself. From stages that are there blocks go from one to any other, those between them
+ * shifting, as long as that helps: a local search, which misses some (pairs.c and exact.c say whether there are any). Where time is up
+ * it ends with what it has. */
 #include "csrc/engine/internal.h"
 
 #include <stdlib.h>

@@ -1,7 +1,8 @@
 /* The inside of a stage on the CPU (stage_ops.h is its seam; cuda/stage.h a GPU's): a range of blocks with their parameters,
  * the activations of the micro-batches in flight, and the forward, input-gradient and weight-gradient work of one token
  * slice. Once a stage is open nothing of it fails but with EABORTED, where the thread is told to stop (csrc/base/deadline.h): it asks
- * before each block, and before each tile of the head and its products, and what it leaves behind then is good for nothing. R = rows of a micro-batch = seq_len * batch.
+ * before each block, and before each tile of the head and its products, and what it leaves behind then is good for nothing.
+ * R = rows of a micro-batch = seq_len * batch.
  *
  * Slicing invariance. Every sum over tokens is a chain over "sequence ascending, token descending", whatever the slices,
  * the micro-batches, the stages and the schedule, provided that each stage sees micro-batches ascending in F, in I and in W
