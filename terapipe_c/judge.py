@@ -356,6 +356,13 @@ class Judge:
             self._run(key)
         return self._peaks[key]
 
+    def ticks(self, c: Candidate) -> int:
+        """Of making and simulating its program, once more."""
+        key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
+        if key not in self._results.runs:
+            self._run(key)
+        return self._results.runs[key][2]
+
     def too_small(self) -> bool:
         """Is there no room on all ranks together for what training keeps of every parameter, whatever the plan: itself, its
         gradient and two moments, in fp32?"""

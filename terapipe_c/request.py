@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import planners
 from ._core import MODEL_LAYERS, InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
 from .cost import PHASES, CostModel
@@ -28,6 +29,7 @@ from .judge import (
 )
 from .links import Links
 from .partition import equal_lengths
+from .search import StageCost
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
 
@@ -44,6 +46,8 @@ BOTH_WAYS = ("auto", "terapipe", "uniform")   # these can plan two copies of the
 AUTO = ("seq1f1b", "1f1b", "gpipe")
 SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE, PIPEDREAM)
 _MOST = 65536                             # micro-batches of a program
+_LARGE = 65536                            # slices of all stages of a program that the search is quick with
+_FEW_SLICES = 8                           # of a sequence, that it may have whatever the program
 LONG = 1e250                              # seconds: sums and products of them stay finite
 SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
 _MANY = ("interleaved", "hanayo")          # of them more than two
@@ -114,14 +118,25 @@ def _check_work(costs: CostModel, model: GPTConfig, cluster: Cluster, batch: int
         raise InvalidValueError(f"costs say that a step is {work:g} seconds of work: at most {LONG:g} would be right")
 
 
-def choose_granularity(seq_len: int, batch: int) -> int:
-    """The finest power of two that keeps the slice planner's tables (a DP of L^2 edges for each micro-batch size) small;
-    8 tokens, the paper's choice, where the sequence is long enough for finer cuts to make no difference."""
+def choose_granularity(seq_len: int, batch: int, most: int | None = None) -> int:
+    """The finest power of two that keeps the slice planner's tables (a DP of L^2 edges for each micro-batch size) small, and of
+    which a sequence has at most that many; 8 tokens, the paper's choice, where the sequence is long enough for finer cuts to make
+    no difference."""
     finest = 8 if seq_len >= 128 else 1
-    allowed = max(64, 4096 // min(batch, 16))
+    allowed = max(64, 4096 // min(batch, 16)) if most is None else most
     unit = 1
     while seq_len % (2 * unit) == 0 and (unit < finest or seq_len // unit > allowed):
         unit *= 2
+    return unit
+
+
+def _chosen_granularity(model: GPTConfig, costs: CostModel, seq_len: int, batch: int, stages: int) -> int:
+    """The same, and coarser where stages of equal work ask for so many slices that a search would not be quick."""
+    unit, most = choose_granularity(seq_len, batch), max(_FEW_SLICES, _LARGE // (batch * stages))
+    if seq_len // unit > most:
+        best = planners.slice_tokens(StageCost(costs, model, stages), stages, seq_len=seq_len, granularity=unit)
+        if len(best.lengths) > most:
+            unit = choose_granularity(seq_len, batch, most)
     return unit
 
 
@@ -409,12 +424,14 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
                 raise InvalidValueError(why)
     limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
     if granularity is None:
-        unit = choose_granularity(seq_len, batch // replicas)
+        unit = 0
     else:
         unit = whole("granularity", granularity)
         if seq_len % unit:
             raise no_divisor("granularity", unit, "seq_len", seq_len)
     _check_work(checked_costs, model, cluster, batch, seq_len)
+    if unit == 0:
+        unit = _chosen_granularity(model, checked_costs, seq_len, batch // replicas, max(ranks) * chunks)
     open_ranks = stages is None and checked is None
     runs_here = planner == "auto" and cluster.is_local if executable is None else executable
     open_replicas = open_ranks and data_parallel is None and cut is None and not runs_here and schedule != PIPEDREAM

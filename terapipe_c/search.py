@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from .request import Request
 
 _STARTS = 3           # of a search that descend
+_MORE_STARTS = 12     # where that is quick:
+_QUICK = 8            # descents from the starts before took less than this part of a search's work
+_GLANCES = 16         # times the work of looking at a few moves is that of a program
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
 _LOOSE = 16           # parts of a limit, of which there is one more where stages of several chunks come from that moves make fit
@@ -104,15 +107,21 @@ def uniform(judge: Judge, request: Request) -> Candidate:
 
 
 def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
-    """Stages of several chunks by which ranks, rather than stages, have equal work, as far as whole layers let them: BMPipe's
-    search, told of few micro-batches, which ask for even stages, and of many, which ask for even ranks."""
-    layers, ranks, chunks = judge.model.n_layer, judge.ranks, judge.chunks
-    if layers + 2 < ranks * chunks or layers + 2 > BMPIPE_LAYERS:
-        return []
+    """Stages of several chunks by which ranks, rather than stages, have equal work, as far as whole layers let them (blocks, where
+    there are more stages than layers): BMPipe's search, told of few micro-batches, which ask for even stages, and of many, which
+    ask for even ranks."""
+    ranks, chunks = judge.ranks, judge.chunks
     ticks = _block_ticks(judge, slicing, PHASES, schedule)
-    types = [{"name": name, "count": count, "fwd_s": float(work) / 3, "bwd_s": 2 * float(work) / 3, "static_bytes": 0.0,
-              "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 0.0}]}
-             for name, count, work in (("embedding", 1, ticks[0]), ("layer", layers, ticks[1] + ticks[2]), ("head", 1, ticks[-1]))]
+    parts = [1] * len(ticks)
+    if judge.model.n_layer + 2 >= ranks * chunks:
+        parts = [1, *[2] * judge.model.n_layer, 1]
+    ends = np.cumsum(parts)
+    work = np.diff(np.concatenate([[0.0], np.cumsum(ticks)[ends - 1]]))
+    if len(parts) > BMPIPE_LAYERS:
+        return []
+    runs = [list(same) for _, same in itertools.groupby(range(len(parts)), key=lambda k: (parts[k], float(work[k])))]
+    types = [{"name": str(run[0]), "count": len(run), "fwd_s": float(work[run[0]]) / 3, "bwd_s": 2 * float(work[run[0]]) / 3,
+              "static_bytes": 0.0, "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 0.0}]} for run in runs]
     cuts: list[Cut] = []
     for micros in (ranks, 2 * ranks, 4 * ranks):
         try:
@@ -120,8 +129,8 @@ def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[
                                     prove=False)
         except DeadlineError:
             break
-        blocks = np.einsum("trcs,t->cs", found.assignment, [1, 2, 1]).ravel()
-        cuts.append(tuple(itertools.pairwise([0, *(int(x) for x in np.cumsum(blocks))])))
+        last = np.cumsum(found.assignment.sum((0, 1)).ravel())
+        cuts.append(tuple(itertools.pairwise([0, *(int(ends[n - 1]) for n in last)])))
     return list(dict.fromkeys(cuts))
 
 
@@ -193,7 +202,7 @@ class _Hunt:
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit that is looked at
         self._rungs: list[Candidate] = []
         self._latest: Candidate | None = None
-        self._floor: list[Candidate] = []                      # what needs least memory, which is known before the rungs between
+        self._floor: list[Candidate] | None = None             # what needs least memory, which is known before the rungs between
         self._least_s = 0.0                                    # of a plan that was given: what is faster and found later is left
         self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
 
@@ -218,29 +227,51 @@ class _Hunt:
         return fit, over
 
     def _mend(self, c: Candidate, limit: int | None, share: int) -> list[Candidate]:
+        if not self._affords(c, self.work // share) and self.judge.fits(c, limit):
+            return [c]
         end = self.judge.descend(c, limit, budget=self.work // share, **self.given)
         return [] if end is None else [end]
+
+    def _affords(self, c: Candidate, work: int) -> bool:
+        """Is that work enough to look at a single move?"""
+        return _GLANCES * work >= self.judge.ticks(c)
 
     def within(self, limit: int | None) -> Candidate | None:
         """From the fastest starts that fit, and from faster ones that are mended first; beside plans of coarser grids only from
         what is near them."""
-        judge, work, stop = self.judge, self.work, self.judge.work + self.work
-        fit, over = self._choose(limit, _STARTS)
+        judge, work, begun = self.judge, self.work, self.judge.work
+        stop, quick = begun + work, begun + work // _QUICK
+        fit, over = self._choose(limit, _MORE_STARTS)
         near = _NEAR if self._carried else float("inf")
         ends = fit[:1]
-        for c in fit:
-            if c.seconds <= near * fit[0].seconds and judge.work < stop and not late():  # else the starts took all the work
-                ends += self._mend(c, limit, 2 * len(fit))
+        for i, c in enumerate(fit):
+            if c.seconds <= near * fit[0].seconds and judge.work < (stop if i < _STARTS else quick) and not late():
+                ends += self._mend(c, limit, 2 * min(len(fit), _STARTS))
+        over = over[:_STARTS]
         for c in over:
             if (judge.work < stop and (not fit or c.seconds < near * fit[0].seconds)) or not ends:
                 ends += self._mend(c, limit, 4 * len(over))
-        if not ends:
-            return None
-        best = min(ends, key=pace)
-        if not (self.given["fixed_partition"] or self.given["fixed_slicing"]) and judge.work < stop + work and not late():
+        found: list[Candidate] = []
+        quick = judge.work + work // _QUICK
+        for end in sorted(dict.fromkeys(ends), key=pace)[:_STARTS]:
+            if not found or (judge.work < quick and not late()):
+                found.append(self._refined(end, limit, stop + work))
+        return min(found, key=pace, default=None)
+
+    def _refined(self, c: Candidate, limit: int | None, stop: int) -> Candidate:
+        """From the end of a descent: what no single move, but two, lead to."""
+        judge, work, best, quick = self.judge, self.work, c, self.judge.work + self.work // _QUICK
+        free = not (self.given["fixed_partition"] or self.given["fixed_slicing"])
+        if free and judge.work < stop and self._affords(best, work // 8) and not late():
             # a boundary of stages moves only if the slices do, too
             best = judge.descend(best, limit, budget=0, beside=work // 8, **self.given) or best
-        return self._waiting(best, limit, stop + work)
+        found = self._waiting(best, limit, stop)
+        for pending in (2, 4):                                 # where more W wait other stages are best
+            if c.schedule not in ZERO_BUBBLE and judge.work < quick and not late():
+                more = judge.judge(c.schedule, best.partition, best.slicing, pending)
+                ends = self._mend(more, limit, _QUICK) if judge.fits(more, limit) else []
+                found = min([found, *(self._waiting(end, limit, stop) for end in ends)], key=pace)
+        return min(best, found, key=pace)
 
     def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
         """The same stages and slices in each schedule, with as many gradients that wait for their W as are best."""
@@ -270,18 +301,34 @@ class _Hunt:
         return self._best[limit]
 
     def _looked_for(self, limit: int | None) -> Candidate | None:
+        """The fastest plan of all where it fits, whatever needs less; else what is found for less memory, none of it faster."""
+        if not self._rungs and not self._ended:
+            begun = self.judge.work
+            self._add(self.within(None))
+            self.first, self._ended = self.judge.work - begun, self.brief or not self._rungs
+        if not self._rungs:
+            return None
+        return self._rungs[0] if self.judge.fits(self._rungs[0], limit) else self._lower(limit)
+
+    def _lower(self, limit: int | None) -> Candidate | None:
+        nearest = self.judge.shortest
+        if self._floor is None:
+            self._floor = [] if late() else self._lowest()
         while not self._ended:
             found = self._fastest(limit)
             if found is not None and self._is_sure(found):
-                return found
-            nearest = self.judge.shortest
+                break
             self._step_down(limit)
-            self.judge.shortest = nearest                      # no other limit comes by what is near a rung
+        self.judge.shortest = nearest                          # no other limit comes by what is near a rung
         return self._fastest(limit)
 
     def _fastest(self, limit: int | None) -> Candidate | None:
-        plans = [*self._rungs, *self._floor, *(self._known(limit) if self.brief and self._rungs else ())]
-        return min((c for c in plans if self.judge.fits(c, limit)), key=pace, default=None)
+        plans = [*self._rungs, *(self._floor or ()), *(self._known(limit) if self.brief else ())]
+        return min((c for c in plans if self.judge.fits(c, limit)), key=self._after_the_first, default=None)
+
+    def _after_the_first(self, c: Candidate) -> tuple[bool, float]:
+        """What is faster than the plan that more memory is given counts where nothing else fits."""
+        return c.seconds < self._rungs[0].seconds, pace(c)
 
     def _is_sure(self, c: Candidate) -> bool:
         """Do the two plans that were found last, for less memory, take so much longer that what is below is not looked at?"""
@@ -291,15 +338,10 @@ class _Hunt:
     def _step_down(self, limit: int | None) -> None:
         """The next plan of the ladder. Where plans take long those further down are further apart."""
         judge, begun = self.judge, self.judge.work
-        if late() and self._rungs:
+        if late():
             self._ended = True
             found = self.within(limit) if self._fastest(limit) is None else None
             self._rungs += [] if found is None else [found]
-            return
-        if not self._rungs:
-            self._add(self.within(None))
-            self.first, self._ended = judge.work - begun, self.brief or not self._rungs
-            self._floor = self._lowest() if self._rungs and not late() else []
             return
         step = min(_WIDEST, _RUNG * 2.0 ** (self._spent // max(_RUNGS, self.first)))
         below = self._peak - max(1, int(step * self._peak))
@@ -314,15 +356,15 @@ class _Hunt:
         self._spent += judge.work - begun
 
     def _add(self, c: Candidate | None) -> None:
-        """But for one that is faster than what was given for more memory without looking so far down, which is no slower than what
-        needs least."""
+        """But for one that is faster than what was given for more memory without looking so far down."""
         if c is None:
             return
         self._latest = c
         self._peak = max(self.judge.peak_bytes(c))
-        if c.seconds >= min([self._least_s, *(d.seconds for d in self._floor if self.judge.fits(d, self._peak))]):
+        if c.seconds >= self._least_s:
             self._rungs.append(c)
-            self._least_s = max([self._least_s, *(d.seconds for d in (*self._rungs, *self._floor) if self._is_sure(d))])
+            sure = (d.seconds for d in (*self._rungs, *(self._floor or ())) if self._is_sure(d))
+            self._least_s = max([self._rungs[0].seconds, self._least_s, *sure])
 
     def _known(self, limit: int | None) -> list[Candidate]:
         """What coarser grids' fastest plans are within the limit."""
@@ -443,7 +485,7 @@ def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]
         if known is not None:
             quick = [judge.judge(known.schedule, cut, s) for cut in (known.partition, partition or level(s))]
             starts += quick
-            if min(c.seconds for c in quick) > known.seconds * _NEAR:
+            if min(c.seconds for c in quick) > known.seconds * _NEAR or (judge.work > stop and stages == judge.ranks):
                 continue
         starts += [judge.judge(name, partition or level(s), s) for name in names]
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace

@@ -131,3 +131,18 @@ def test_split_is_the_best_of_all_fillings(grain: int) -> None:
             compared += 1
             kinds.add(found == str(program.split(seconds, pending=0)))
     assert compared == 240 and kinds == {False, True}
+
+
+def test_a_large_program_is_split_by_fewer_fillings() -> None:
+    """Which still are no worse than W at once, and have every W, in order."""
+    program = schedules.one_f_one_b(4, 1600, 4)
+    rng = np.random.default_rng(0)
+    seconds = {op: rng.random((4, 6400)) * scale for op, scale in (("F", 1.0), ("I", 1.0), ("W", 1.5), ("comm", 0.5))}
+    assert sum(len(program.instructions(rank)) for rank in range(4)) > 50_000
+    split, at_once = (program.split(seconds, pending=pending) for pending in (2, 0))
+    assert split.makespan(seconds) < at_once.makespan(seconds)
+    for rank in range(4):
+        for op in "FIW":
+            mine, its = ([(i["micro"], i["slice"]) for i in p.instructions(rank) if i["op"] == schedules.OPS.index(op)]
+                         for p in (split, at_once))
+            assert mine == its

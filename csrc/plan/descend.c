@@ -13,6 +13,7 @@
 #define HOPE 1.003           /* in the order of another plan, a better one may look this much worse */
 enum { TRIES = 6,            /* of the moves that a glance likes best, how many are judged */
        GLANCE = 500000,      /* instructions in one round of glances: milliseconds */
+       RUN = 4,              /* boundaries of stages that move together, at most: as many as there is work for, or these */
        NEIGHBOURS = 4 };
 
 /* What was judged already: a fingerprint of the plan, and its seconds. */
@@ -214,15 +215,23 @@ recount(descent *d, int *helped)
     return TP_OK;
 }
 
+/* Boundaries that move together: as many as can be looked at for a quarter of the work. */
+static int
+longest_run(const descent *d, int64_t work)
+{
+    int64_t glances = work / 4 / (d->program->begin[d->program->ranks] + 1), run = glances / (2 * d->room.stages);
+    return run < RUN ? RUN : run < d->room.stages ? (int)run : d->room.stages;
+}
+
 static tp_status
 descend(descent *d, int64_t work)
 {
-    int helped = 1;
+    int helped = 1, run = longest_run(d, work);
     d->stop = tp_judge_work(d->judge) + work;
     while (helped && !spent(d)) {
         helped = 0;
         if (!d->q->fixed_stages && d->room.stages > 1)
-            TP_TRY(go_round(d, TP_MOVE_BOUNDARY, 0, &helped));
+            TP_TRY(go_round(d, TP_MOVE_BOUNDARY, run, &helped));
         if (d->q->fixed_slices)
             continue;
         TP_TRY(go_round(d, TP_MOVE_BEND, 0, &helped));
@@ -242,7 +251,7 @@ look_beside(descent *d, const tp_move_plan *base, tp_move_plan *top, double *top
 {
     int64_t near[NEIGHBOURS], count = 0;
     tp_move moves[NEIGHBOURS];
-    TP_TRY(tp_move_list(&d->room, TP_MOVE_BOUNDARY, 0));
+    TP_TRY(tp_move_list(&d->room, TP_MOVE_BOUNDARY, RUN));
     TP_TRY(glance(d, d->room.move, d->room.count));
     for (; count < NEIGHBOURS && (near[count] = pick(d, d->room.count)) >= 0; count++) {
         moves[count] = d->room.move[near[count]];
@@ -296,7 +305,7 @@ weigh(descent *d, const tp_move *move, weighed *out)
 static tp_status
 weigh_all(descent *d, tp_move_kind kind, weighed *best)
 {
-    TP_TRY(tp_move_list(&d->room, kind, 0));
+    TP_TRY(tp_move_list(&d->room, kind, RUN));
     for (int64_t i = 0; i < d->room.count && !spent(d); i++) {
         weighed w;
         TP_TRY(weigh(d, &d->room.move[i], &w));

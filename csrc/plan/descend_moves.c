@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RUN = 4 }; /* boundaries of stages that move together, at most */
-
 /* ---- the plan ------------------------------------------------------------------------------------------------------------ */
 
 tp_status
@@ -243,12 +241,12 @@ add(tp_move_room *room, tp_move move)
     return TP_OK;
 }
 
-/* Every boundary one block to either side, and every short run of boundaries together. */
+/* Every boundary one block to either side, and every run of so many boundaries together. */
 static tp_status
-list_boundaries(tp_move_room *room)
+list_boundaries(tp_move_room *room, int run)
 {
     const int32_t *b = room->plan.boundary;
-    for (int width = 1; width <= RUN && width < room->stages; width++)
+    for (int width = 1; width <= run && width < room->stages; width++)
         for (int at = 0; at + width < room->stages; at++)
             for (int by = 1; by >= -1; by -= 2)
                 if (b[at + 1] + by > b[at] && b[at + width] + by < b[at + width + 1])
@@ -312,7 +310,7 @@ tp_move_list(tp_move_room *room, tp_move_kind kind, int step)
 {
     room->count = 0;
     if (kind == TP_MOVE_BOUNDARY)
-        return list_boundaries(room);
+        return list_boundaries(room, step);
     for (int p = 0; p < room->plan.patterns; p++) {
         if (kind == TP_MOVE_SHIFT)
             TP_TRY(list_shifts(room, p, step));

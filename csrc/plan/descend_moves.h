@@ -44,7 +44,7 @@ TP_MUST_USE tp_status
 tp_move_plan_open(tp_arena *arena, const tp_move_room *room, tp_move_plan *out);
 void
 tp_move_copy(const tp_move_room *room, tp_move_plan *to, const tp_move_plan *from);
-/* All moves of a kind that the plan allows, in room->move. step: of SHIFT, tokens. */
+/* All moves of a kind that the plan allows, in room->move. step: of SHIFT, tokens; of BOUNDARY, how many move together at most. */
 TP_MUST_USE tp_status
 tp_move_list(tp_move_room *room, tp_move_kind kind, int step);
 /* What the move makes of the plan, in the room's arrays, until the next call. */

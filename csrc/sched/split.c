@@ -1,8 +1,8 @@
 /* B into I and W by time-driven list scheduling: the order of all other ops is kept; a W goes where its rank would wait,
  * if the wait is at least a fraction of the W (zero bubble pipelines, Qi et al. 2024, fill bubbles with W in this way).
- * Nine fractions are tried, and W right behind I; the best by simulation stays. A rank decides when it is known how long it
- * waits: what its input is made of waits for none of its W. Most fractions are spared without another answer: those by which every
- * rank would decide as by the one before, and those whose clocks say that they are slower. */
+ * Nine fractions are tried, of a large program three, and W right behind I; the best by simulation stays. A rank decides when it is
+ * known how long it waits: what its input is made of waits for none of its W. Most fractions are spared without another answer:
+ * those by which every rank would decide as by the one before, and those whose clocks say that they are slower. */
 #include "csrc/sched/internal.h"
 #include "csrc/sched/links.h"
 
@@ -15,6 +15,8 @@
 #define NOT_YET (-1.0)
 #define EIGHTHS 8                     /* of a W: the largest threshold */
 #define AT_ONCE_EIGHTHS (EIGHTHS + 1) /* what stands for AT_ONCE among them */
+#define LARGE 50000                   /* instructions, from which on not every eighth is tried, but every STEP-th */
+#define STEP 4
 #define AT_ONCE (-1.0)                /* threshold: W right behind its I */
 #define TABLES 7                      /* operations whose ticks are in tables */
 #define TICKS 0x1p40                  /* of all work */
@@ -428,10 +430,18 @@ is_better(const filler *f, filled *x, filled *best, int *better)
     return TP_OK;
 }
 
+/* The threshold behind those by which all would decide as by the one before. */
+static int
+next_eighths(const filler *f)
+{
+    int next = f->alike + 1, step = f->from->begin[f->from->ranks] < LARGE ? 1 : STEP;
+    return next > EIGHTHS ? next : (next + step - 1) / step * step;
+}
+
 static tp_status
 best_of(filler *f, filled *best)
 {
-    for (int eighths = f->pending == 0 ? AT_ONCE_EIGHTHS : 0; eighths <= AT_ONCE_EIGHTHS; eighths = f->alike + 1) {
+    for (int eighths = f->pending == 0 ? AT_ONCE_EIGHTHS : 0; eighths <= AT_ONCE_EIGHTHS; eighths = next_eighths(f)) {
         int slower, better = 0;
         TP_TRY(target_open(f->from, &f->to));
         f->threshold = eighths <= EIGHTHS ? eighths / 8.0 : AT_ONCE;
