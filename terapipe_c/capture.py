@@ -40,17 +40,75 @@ def _trace(torch: Any, module: Any, example: Any) -> tuple[Any, tuple[Any, ...],
         return module, arguments, named
     try:
         with _restored(module):
-            return torch.fx.symbolic_trace(module), arguments, named
+            graph = _symbolic(torch, module)
+        if _follows(torch, graph, module, arguments, named):
+            return graph, arguments, named
+        refused = "it follows another path than this example: to torch.fx an argument is neither None nor a tensor"
     except Exception as error:  # whatever the model's own code raises at a proxy
-        refused = error
+        refused = _reason(error)
     try:
         with _restored(module):
             return (*_export(torch, module, arguments, named), {})
     except Exception as error:  # and at a tensor without data
         raise InvalidValueError(
-            f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {_reason(refused)}. torch.export: "
+            f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {refused}. torch.export: "
             f"{_reason(error)}. Arguments that its forward takes, a forward whose path does not depend on its data, or one traced "
             "by hand into a torch.fx.GraphModule, would be right") from error
+
+
+def _symbolic(torch: Any, module: Any) -> Any:
+    """torch.fx's graph, which alone says nothing of torch.no_grad(): nodes within one are marked, for _measure."""
+    def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
+        node = torch.fx.Tracer.create_node(self, *args, **kwargs)
+        node.meta["without_gradient"] = not torch.is_grad_enabled()
+        return node
+
+    tracer = type("Tracer", (torch.fx.Tracer,), {"create_node": create_node})()
+    with torch.enable_grad():  # whatever the caller is within
+        return torch.fx.GraphModule(module, tracer.trace(module), type(module).__name__)
+
+
+def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether torch.fx's graph computes what the module does of this example. It does not where the module asks whether an argument
+    is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: yes, for the
+    graph says at which node."""
+    def results(call: Any) -> list[Any]:
+        with _restored(module), _buffers_kept(torch, module), torch.random.fork_rng(), torch.no_grad():
+            arguments_now, named_now = _copied(torch, (arguments, named))
+            return [x for x in leaves(call(*arguments_now, **named_now)) if isinstance(x, torch.Tensor)]
+
+    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
+    try:
+        right = results(module)
+    except Exception:  # whatever the model's own code raises
+        return True
+    try:
+        found = results(graph)
+    except Exception:
+        return False
+    return len(found) == len(right) and all(
+        a.shape == b.shape and a.dtype == b.dtype and bool(torch.isclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True).all())
+        for a, b in zip(found, right, strict=True))
+
+
+def _copied(torch: Any, example: Any) -> Any:
+    """The example's tensors anew, so that what a model does in place is not done to the caller's."""
+    def copied(x: Any) -> Any:
+        return x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+
+    return importlib.import_module("torch.utils._pytree").tree_map(copied, example)
+
+
+@contextmanager
+def _buffers_kept(torch: Any, module: Any) -> Iterator[None]:
+    """Buffers are afterwards as they were (BatchNorm's means)."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, old in before:
+                buffer.copy_(old)
 
 
 @contextmanager
@@ -170,8 +228,8 @@ def _backward(book: _Book, result: Any, inputs: list[Any]) -> float:
     return time.perf_counter() - start
 
 
-def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int) -> tuple[Any, float, float]:
-    """(result, forward seconds, backward seconds): the least of the repeats."""
+def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int, gradient: bool) -> tuple[Any, float, float]:
+    """(result, forward seconds, backward seconds): the least of the repeats. gradient: not within a torch.no_grad()."""
     torch, forward, backward, first_result = book.torch, float("inf"), float("inf"), None
     cloned = False
     for turn in range(repeats + 1):  # the first one warms up, and counts what is saved
@@ -184,7 +242,7 @@ def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int) ->
             saved.append(tensor)
             return tensor
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        with torch.set_grad_enabled(gradient), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             try:
                 _synchronise(torch, inputs)
                 versions = [t._version for t in inputs]
@@ -252,7 +310,8 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
     torch = book.torch
     rows, values, node_of = _Rows(), {}, {}
     rest, given_names = list(arguments), dict(named)
-    exported = any(isinstance(node.target, torch._ops.OpOverload) for node in graph.graph.nodes)
+    aten = torch._ops.OpOverload, torch._ops.HigherOrderOperator  # a torch.autocast's region is one of the latter
+    exported = any(isinstance(node.target, aten) for node in graph.graph.nodes)
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             values[node] = _argument(node, rest, given_names)
@@ -276,7 +335,8 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         at = len(rows.names)
         book.kept.append(0.0)
         try:
-            result, forward, backward = _measure(book, call, given, at, repeats)
+            gradient = not node.meta.get("without_gradient", False)
+            result, forward, backward = _measure(book, call, given, at, repeats, gradient)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
@@ -343,8 +403,9 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     """A PyTorch model as :class:`tp.planners.Nodes`: one node a torch.fx operation, measured on the example's device.
 
     Args:
-        module: a torch.nn.Module that torch.fx can trace, or else torch.export (most of torch.nn, transformers' models), or a
-            torch.fx.GraphModule. Its parameters, buffers, gradients and the random state are left as they were.
+        module: a torch.nn.Module that torch.fx can trace, or else torch.export (most of torch.nn, transformers' models, and what
+            goes another way where an argument is None), or a torch.fx.GraphModule. Its parameters, buffers, gradients, the
+            example and the random state are left as they were.
         example: its input: a tensor, a tuple of arguments, or a dict of named ones. One micro-batch.
         repeats: times each forward and backward is measured; the least counts.
         optimizer_bytes_per_param_byte: optimiser state of a parameter in its own bytes (AdamW: 2).
@@ -361,17 +422,12 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     torch = _torch()
     turns = whole("repeats", repeats, 0)
     factor = real("optimizer_bytes_per_param_byte", optimizer_bytes_per_param_byte, zero=True)
-    graph, arguments, named = _trace(torch, module, example)
+    graph, *given = _trace(torch, module, example)
+    arguments, named = _copied(torch, given)
     book = _Book(torch, graph)
     book.params.update({book.key(t): t for t in book.tensors((arguments, named))})
-    before = [buffer.detach().clone() for buffer in graph.buffers()]
-    try:
-        with torch.random.fork_rng():
-            rows = _run(book, graph, arguments, named, turns)
-    finally:
-        with torch.no_grad():
-            for buffer, old in zip(graph.buffers(), before, strict=True):
-                buffer.copy_(old)
+    with _buffers_kept(torch, graph), torch.random.fork_rng():
+        rows = _run(book, graph, arguments, named, turns)
     if not rows.names:
         raise InvalidValueError(f"{type(module).__name__} computes no tensor")
     columns = {key: np.array(values) for key, values in rows.columns.items()}

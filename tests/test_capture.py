@@ -213,6 +213,74 @@ def test_an_example_that_wants_a_gradient_is_no_parameter(torch):
     assert wanted.optimizer_bytes.tolist() == plain.optimizer_bytes.tolist()
 
 
+def test_the_path_of_this_example_is_taken(torch):
+    """To torch.fx an argument is never None and never a tensor: it followed the other path, and nothing said so."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.masked = torch.nn.Linear(8, 8), torch.nn.Linear(8, 64)
+            self.calls = 0
+
+        def forward(self, x, mask=None):
+            self.calls += 1
+            x = x if isinstance(x, torch.Tensor) else x[0]
+            return self.plain(x).tanh() if mask is None else self.masked(x).masked_fill(mask, 0.0).tanh()
+
+    model, x, mask = Model(), torch.randn(4, 8), torch.rand(4, 64) > 0.5
+    for example in (x, (x, None), {"x": x}, {"x": x, "mask": None}):
+        nodes = tp.capture(model, example, repeats=0)
+        assert nodes.param_bytes.sum() == (8 + 1) * 8 * 4 and nodes.activation_bytes.sum() == 4 * 8 * 4, nodes.names
+    nodes = tp.capture(model, (x, mask), repeats=0)
+    assert nodes.param_bytes.sum() == (8 + 1) * 64 * 4
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x, mask) == 4 * 64 * 4
+    assert model.calls == 1  # our own, for the bytes
+
+
+@pytest.mark.parametrize("branch", [False, True])  # a branch is torch.export's
+def test_nothing_is_kept_without_a_gradient(torch, branch):
+    """torch.fx forgets a torch.no_grad(): what went on within it was charged with tensors and a backward."""
+    class Distilled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.teacher, self.pupil = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            if branch and x.shape[0] > 100:
+                return x
+            with torch.no_grad():
+                wanted = self.teacher(x.exp()).exp()
+            return self.pupil(x).tanh() - wanted
+
+    model, x = Distilled(), torch.randn(4, 8)
+    with torch.no_grad():
+        nodes = tp.capture(model, x, repeats=1)
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x) == 4 * 8 * 4
+    kept = {name.rpartition(".")[2]: size for name, size in zip(nodes.names, nodes.activation_bytes, strict=True) if size}
+    assert kept == {"tanh": 4 * 8 * 4}
+
+
+def test_a_region_of_autocast_is_one_node_of_its_own_type(torch):
+    class Mixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.linear(x).tanh()
+
+    nodes = tp.capture(Mixed(), torch.randn(4, 8), repeats=0)
+    assert nodes.param_bytes.sum() == (8 + 1) * 8 * 4 and nodes.cut_bytes.max(initial=0) <= 4 * 8 * 2
+    assert nodes.working_bytes[0] == 4 * 8 * 2  # what it gives is bfloat16
+
+
+def test_the_example_is_left_as_it_was(torch):
+    x = torch.randn(4, 8)
+    before = x.clone()
+    tp.capture(torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(8, 8)), x, repeats=1)
+    assert torch.equal(x, before)
+
+
 # ---- where torch.fx cannot, torch.export does ------------------------------------------------------------------------------
 
 LAYERS = {
