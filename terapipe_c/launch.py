@@ -345,6 +345,8 @@ class Run(Outcome):
                 if self._error is None and len(self._ends) < self._job["ranks"]:
                     self._error = self._failure()
                 self._give_back(metrics)
+                if self._interrupted:
+                    self._progress.interrupted(self._history[-1:])
             except BaseException as error:
                 self._error = self._error or error
             with self._changed:     # whatever happened: who waits for it would wait for ever

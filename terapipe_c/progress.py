@@ -40,7 +40,8 @@ class Progress:
         self._stream = sys.stderr                              # print takes None for the standard output
         self._terminal = _is_terminal(self._stream)
         self._silent = wanted is False or self._stream is None
-        if not self._silent and (self._terminal or _in_notebook()):
+        self._notebook = _in_notebook()
+        if not self._silent and (self._terminal or self._notebook):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text, and need not be told
@@ -63,6 +64,12 @@ class Progress:
             self._silent = True
         finally:
             self._lock.release()
+
+    def interrupted(self, history: Sequence[Any]) -> None:
+        """The run is over, and who waited for it may have left a loop over its records, of which nobody is told. A notebook goes
+        on: a bar that stayed open would push all later ones a line down, and be drawn once more whenever it is collected."""
+        if self._notebook:
+            self.show(history, True)
 
     def _show(self, history: Sequence[Any], over: bool) -> None:
         self._closed = over

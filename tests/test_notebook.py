@@ -12,8 +12,8 @@ import terapipe_c as tp
 model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=256, block_size=64)
 plan = tp.plan(model, tp.Cluster.local(), batch=2, seq_len=64, costs=tp.CostModel.analytic(model, tp.Cluster.local()), stages=2)
 text = tp.__file__
-def train(steps, out):
-    for record in tp.launch(plan, data=text, steps=steps, out=out, progress=False):
+def train(steps, out, progress=False):
+    for record in tp.launch(plan, data=text, steps=steps, out=out, progress=progress):
         print(record.step, flush=True)
 """
 LEFT = """
@@ -81,3 +81,21 @@ def test_a_run_that_is_interrupted_leaves_nothing_and_the_notebook_launches_agai
     assert run(client, LEFT)[1].strip() == "[]"
     reply, printed, _ = run(client, "train(3, 'again')")
     assert reply["status"] == "ok" and printed.split() == ["0", "1", "2"]
+
+
+def test_an_interrupted_run_leaves_no_bar_open(kernel):
+    """It pushed the bars of all later runs down, and was drawn again in the cell where it was collected."""
+    process, client = kernel
+    assert run(client, LONG)[0]["status"] == "ok"
+    pressed = []
+
+    def press(text):
+        if not pressed and "loss" in text:
+            pressed.append(text)
+            process.interrupt_kernel()
+
+    reply, printed, _ = run(client, "train(1_000_000, 'long', None)", press)
+    assert pressed and reply["ename"] == "KeyboardInterrupt" and "steps done" in printed, (reply, printed[-200:])
+    assert run(client, LEFT)[1].strip() == "[]"
+    assert run(client, "from tqdm.auto import tqdm; print(len(getattr(tqdm, '_instances', ())))")[1].split() == ["0"]
+    assert "\x1b[A" not in run(client, "train(3, 'again', None)")[1]
