@@ -43,6 +43,7 @@ BLOCK_TOKENS = 1 << 22  # tokens looked at together by the check: bounds its mem
 LLM_C_KINDS: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 LLM_C_HEADER = 256 * 4
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+LEGACY_MAGIC = b"TNTIDX\x00\x00"     # of fairseq's IndexedDataset, which Megatron's older "lazy" and "cached" data are
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
@@ -408,12 +409,18 @@ def _megatron_index(path: Path) -> Path | None:
     if not candidate.is_file() or (path.suffix != ".bin" and path.exists()):
         return None
     with candidate.open("rb") as file:
-        return candidate if file.read(len(MEGATRON_MAGIC)) == MEGATRON_MAGIC else None
+        magic = file.read(len(MEGATRON_MAGIC))
+    # Of a prefix alone it is the index that says what is wrong; and the .bin of an older one, of int32 as a rule, would be read as
+    # nanoGPT's uint16: tokens, but not these.
+    known = magic.startswith((MEGATRON_MAGIC, LEGACY_MAGIC))
+    return candidate if known or not path.exists() else None
 
 
 def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:
     with index.open("rb") as file:
         head = file.read(MEGATRON_HEADER.size)
+    if head.startswith(LEGACY_MAGIC):
+        raise InvalidValueError(f"{index}: a Megatron index of an older kind (TNTIDX): one that starts with MMIDIDX would be right")
     if len(head) < MEGATRON_HEADER.size or not head.startswith(MEGATRON_MAGIC):
         raise InvalidValueError(f"{index}: not a Megatron index: it must start with MMIDIDX")
     _, version, code, sequences, documents = MEGATRON_HEADER.unpack(head)

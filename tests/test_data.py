@@ -234,6 +234,13 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
         (tmp_path / "pair.idx").write_bytes(raw)
         refused(ValueError, r"pair\.idx: " + words, pair.name)
     refused(ValueError, r"x\.idx: not a Megatron index", "x.idx", b"something else")
+    (tmp_path / "x.bin").write_bytes(bytes(1000))
+    refused(ValueError, r"x\.idx: not a Megatron index", "x")  # "no such file" before, though both lay there
+    assert Dataset(tmp_path / "x.bin", 96, 1).tokens.size == 500  # an .idx of something else says nothing of a nanoGPT .bin
+    for suffix, content in ((".bin", bytes(1000)), (".idx", b"TNTIDX\x00\x00" + bytes(200))):
+        (tmp_path / f"old{suffix}").write_bytes(content)
+    for name in ("old", "old.bin", "old.idx"):  # the .bin was read as nanoGPT's, whatever its tokens' type
+        refused(ValueError, r"old\.idx: a Megatron index of an older kind \(TNTIDX\): one that starts with MMIDIDX", name)
     refused(ValueError, r"y\.idx: .*truncated", "y.idx", b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 5, 6))
 
 
