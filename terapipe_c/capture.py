@@ -92,9 +92,16 @@ def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], na
 
 
 def _copied(torch: Any, example: Any) -> Any:
-    """The example's tensors anew, so that what a model does in place is not done to the caller's."""
+    """The example's tensors anew, so that what a model does in place is not done to the caller's. One that is given twice stays one
+    (attention asks whether its query is its key)."""
+    made: dict[int, Any] = {}
+
     def copied(x: Any) -> Any:
-        return x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+        if not isinstance(x, torch.Tensor):
+            return x
+        if id(x) not in made:
+            made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        return made[id(x)]
 
     return importlib.import_module("torch.utils._pytree").tree_map(copied, example)
 

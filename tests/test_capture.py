@@ -274,6 +274,21 @@ def test_a_region_of_autocast_is_one_node_of_its_own_type(torch):
     assert nodes.working_bytes[0] == 4 * 8 * 2  # what it gives is bfloat16
 
 
+def test_a_tensor_that_is_given_twice_is_one(torch):
+    """Where it is copied too: the path of another example would be compared."""
+    class Asks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.packed, self.apart = torch.nn.Linear(8, 64), torch.nn.Linear(8, 8)
+
+        def forward(self, query, key):
+            return self.packed(query).tanh() if query is key else self.apart(query + key).tanh()
+
+    model, x = Asks(), torch.randn(4, 8)
+    assert tp.capture(model, (x, x), repeats=0).param_bytes.sum() == (8 + 1) * 64 * 4
+    assert tp.capture(model, (x, x.clone()), repeats=0).param_bytes.sum() == (8 + 1) * 8 * 4
+
+
 def test_the_example_is_left_as_it_was(torch):
     x = torch.randn(4, 8)
     before = x.clone()
