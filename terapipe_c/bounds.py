@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import planners
+from .config import KINDS
 from .cost import PHASES, CostModel
+from .links import rank_of
+from .partition import updated_of_kind
 from .request import Request
 from .search import kind_seconds, whole_sequences
 
-__all__ = ["bound_s", "least_work_s", "whole_bound_s"]
+__all__ = ["Least", "bound_s", "least_of_kinds", "least_work_s", "stages_bound_s", "whole_bound_s"]
 
 _GROUPS = 256           # micro-batch sizes that are looked at; where there are more nothing is said of the work
+_HALVINGS = 40          # of an interval that holds a bound
 
 
 @dataclass(frozen=True)
@@ -36,24 +41,92 @@ def least_work_s(request: Request, share: int) -> float:
 
     F and I of all blocks but the head: the least sum over slicings, for the best micro-batch (exact: slice_tokens with one
     stage). The head and all W: the same apart, because a micro-batch of several sequences and several slices does its head
-    and its W as if it were one slice, which is one of those slicings.
+    and its W as if it were one slice, which is one of those slicings. Forwards in halves (sliced-1f1b) are of whole sequences.
     """
+    costs, blocks = request.costs, np.array([1.0, request.model.n_layer, request.model.n_layer, 1.0])
     if request.slicing is not None:
-        d = request.costs.even.durations(partition=[(0, request.model.num_blocks)], slicing=request.slicing, model=request.model)
-        fixed = len(PHASES) * request.costs.overhead_s * d["F"].shape[1]       # bound_s adds it for every stage
-        return max(0.0, float(sum(d[p].sum() for p in PHASES) - fixed)) / share * (1 - 1e-12)
-    most = min(share, request.costs.known_batch)
+        d = costs.even.durations(partition=[(0, request.model.num_blocks)], slicing=request.slicing, model=request.model)
+        fixed = len(PHASES) * costs.overhead_s * d["F"].shape[1]               # bound_s adds it for every stage
+        less = sum(n * _less_in_halves_s(request, kind) for n, kind in zip(blocks, KINDS, strict=True))
+        return max(0.0, float(sum(d[p].sum() for p in PHASES) - fixed - less)) / share * (1 - 1e-12)
+    most = min(share, costs.known_batch)
     if most > _GROUPS:
         return 0.0
     sliced, whole = np.zeros((4, 3)), np.zeros((4, 3))
-    blocks = np.array([1.0, request.model.n_layer, request.model.n_layer, 1.0])
     whole[:, 2], whole[3] = blocks, blocks[3]
     sliced[:3, :2] = blocks[:3, None]
-    least = 0.0
+    sizes, least = np.arange(1.0, most + 1), 0.0
     for weights in (sliced, whole):
-        least += min(planners.slice_tokens(_Weighted(request.costs, weights, b), 1, seq_len=request.seq_len,
-                                           granularity=request.unit).lower_bound_s / b for b in range(1, most + 1))
+        halves = sum((weights[i, p] * (_in_halves_s(costs, kind, sizes, request.seq_len) if phase == "F" else
+                                       costs.block_seconds(kind, phase, request.seq_len, 0, sizes))
+                      for (i, kind), (p, phase) in itertools.product(enumerate(KINDS), enumerate(PHASES))), np.zeros(most)) / sizes
+        least += min(float(halves[1:].min(initial=np.inf)), *(_least_path_s(request, weights, b) for b in range(1, most + 1)))
     return float(least * (1 - 1e-12))
+
+
+def _least_path_s(request: Request, weights: NDArray[np.float64], batch: int) -> float:
+    """Of one of ``batch`` sequences at once, over all slicings."""
+    costs = _Weighted(request.costs, weights, batch)
+    return planners.slice_tokens(costs, 1, seq_len=request.seq_len, granularity=request.unit).lower_bound_s / batch
+
+
+def _in_halves_s(costs: CostModel, kind: str, batches: NDArray[np.float64], tokens: Any) -> NDArray[np.float64]:
+    """Forwards of whole sequences in halves along the batch."""
+    halves = (batches + 1) // 2, np.maximum(1.0, batches // 2)
+    return sum((np.asarray(costs.block_seconds(kind, "F", tokens, 0, b)) for b in halves), np.zeros(len(batches)))
+
+
+def _less_in_halves_s(request: Request, kind: str) -> float:
+    """Seconds of the given micro-batches' forwards of a block that halves may spare: only whole sequences have halves."""
+    assert request.slicing is not None
+    batches = np.array([b for b, lengths in request.slicing if b > 1 and len(lengths) == 1], np.float64)
+    if len(batches) == 0:
+        return 0.0
+    whole = request.costs.block_seconds(kind, "F", request.seq_len, 0, batches)
+    return float(np.maximum(0.0, whole - _in_halves_s(request.costs, kind, batches, request.seq_len)).sum())
+
+
+@dataclass(frozen=True)
+class Least:
+    """Of a block of each kind, in seconds: ``work``, what it does in a step at least, whatever the slicing; ``first``, a forward of
+    the first slice of some micro-batch at least."""
+
+    work: dict[str, float]
+    first: dict[str, float]
+
+
+def least_of_kinds(request: Request, share: int) -> Least:
+    """Of ``share`` sequences. Each kind and phase has its own slicing and its own micro-batch, so that the blocks of any stages are
+    sums of these, and forwards in halves, which are of fewer sequences, too. A given slicing is counted as it is."""
+    costs = request.costs
+    if request.slicing is not None:
+        work = kind_seconds(request.judge(1), request.slicing)
+        starts = np.array([(size, lengths[0]) for b, lengths in request.slicing for size in (b, (b + 1) // 2, max(1, b // 2))],
+                          np.float64)
+        first = {kind: float(np.min(costs.block_seconds(kind, "F", starts[:, 1], 0, starts[:, 0]))) for kind in KINDS}
+        return Least({kind: max(0.0, work[kind] - _less_in_halves_s(request, kind)) for kind in KINDS}, first)
+    most = min(share, costs.known_batch)
+    if most > _GROUPS:
+        return Least(dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0))
+    sizes = [_least_of_size(request, b) for b in range(1, most + 1)]
+    least = {name: min(size[name] for size in sizes) for name in sizes[0]}
+    return Least({kind: share * sum(least[f"{kind}.{phase}"] for phase in PHASES) for kind in KINDS},
+                 {kind: least[f"{kind}.first"] for kind in KINDS})
+
+
+def _least_of_size(request: Request, batch: int) -> dict[str, float]:
+    """Of micro-batches of so many sequences: seconds of one of these in a block of a kind ("ffn.F"), and of a forward of the first
+    slice ("ffn.first"); once made kept with the request."""
+    key = "least", request.seq_len, request.unit, batch
+    if key not in request.kinds:
+        found, lengths = {}, np.arange(request.unit, request.seq_len + 1, request.unit)
+        for (i, kind), (p, phase) in itertools.product(enumerate(KINDS), enumerate(PHASES)):
+            weights = np.zeros((len(KINDS), len(PHASES)))
+            weights[i, p] = 1.0
+            found[f"{kind}.{phase}"] = _least_path_s(request, weights, batch)
+            found[f"{kind}.first"] = float(np.min(request.costs.block_seconds(kind, "F", lengths, 0, float(batch))))
+        request.kinds[key] = found
+    return request.kinds[key]
 
 
 def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: float, copies: int = 1) -> float:
@@ -78,6 +151,62 @@ def least_latency_s(request: Request) -> float:
     """No message takes less."""
     near, cluster = request.costs.latency_s, request.cluster
     return min(near, cluster.link_latency_s) if cluster.tells_nodes_apart else near
+
+
+def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, least: Least, zigzag: bool = False) -> float:
+    """No plan of this configuration is faster, of one copy of the model a replica: blocks cannot be divided. least: of
+    ``request.batch // replicas`` sequences; zigzag: the stages go down the ranks and up again.
+
+    Rank r begins when a first slice has passed the blocks before its own, does all work of its blocks, and updates them. One stage
+    a rank: the longest prefix within a limit is best for every rank in turn, as one block more adds its first forward to what
+    comes before the next rank and takes as much and more from what is left; and each rank behind needs a block, too. Several
+    stages a rank: stage k of n begins with one of the blocks from k on that leave a block for each stage behind it; it has that
+    one at least, and the last stage has the head. A given partition is what it is.
+    """
+    costs, blocks, stages = request.costs, request.model.blocks, ranks * chunks
+    link = replace(request, replicas=replicas).link(ranks)
+    share = request.batch // replicas
+    units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
+    ring = float(link.seconds(0.0))
+    each = costs.optimizer_param_s + float(link.seconds(4.0)) - ring
+    fixed = chunks * (len(PHASES) * costs.overhead_s * units + costs.optimizer_stage_s + ring)
+    update = updated_of_kind(request.model)
+    work = [max(least.work[b.kind], least.first[b.kind]) + each * update[b.kind] + costs.optimizer_head_s * (b.kind == "head")
+            for b in blocks]
+    latency, home = least_latency_s(request), rank_of(ranks, stages, zigzag)
+    if chunks == 1 and request.partition is None:
+        heads = [0.0, *itertools.accumulate(least.first[b.kind] for b in blocks)]
+        works = [0.0, *itertools.accumulate(work)]
+        return max(0.0, (_least_limit(ranks, [(heads, works, latency)]) + fixed) * (1 - 1e-12))
+    done = [0.0] * ranks
+    for k, rank in enumerate(home):
+        if request.partition is not None:
+            done[rank] += sum(work[slice(*request.partition[k])])
+        else:
+            done[rank] += work[-1] if k == stages - 1 else min(work[k:len(blocks) - stages + k + 1])
+    return (max(seconds + rank * latency for rank, seconds in enumerate(done)) + fixed) * (1 - 1e-12)
+
+
+def _least_limit(ranks: int, ways: Sequence[tuple[Sequence[float], Sequence[float], float]]) -> float:
+    """The least limit, or less, within which the ranks take all blocks if each in turn takes as many as the limit lets it. ways:
+    (sums over blocks [blocks + 1] of what the ranks behind wait for, and of work; seconds that a rank waits more than the one
+    before it); all must be within the limit."""
+    blocks = len(ways[0][0]) - 1
+
+    def enough(limit: float) -> bool:
+        at = 0
+        for rank in range(ranks):
+            to = min(bisect.bisect_right(work, limit - ends[at] - rank * message + work[at]) - 1 for ends, work, message in ways)
+            at = min(to, blocks - (ranks - 1 - rank))
+            if to < 0 or at == blocks:
+                break
+        return at == blocks
+
+    low, high = 0.0, ways[0][0][-1] + ways[0][1][-1] + ranks * ways[0][2]
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low
 
 
 def whole_bound_s(request: Request, ranks: int, chunks: int = 1, at_once: bool = False) -> float:
@@ -109,16 +238,4 @@ def whole_bound_s(request: Request, ranks: int, chunks: int = 1, at_once: bool =
         ways.append(([0.0, *itertools.accumulate((forward[b.kind] + home[b.kind]) / micros for b in blocks)],
                      [0.0, *itertools.accumulate(whole[b.kind] - last[b.kind] / micros for b in blocks)], 2 * latency))
 
-    def enough(limit: float) -> bool:
-        at = 0
-        for rank in range(ranks):
-            at = min(bisect.bisect_right(work, limit - ends[at] - rank * message + work[at]) - 1 for ends, work, message in ways)
-            if at < 0 or at == len(blocks):
-                break
-        return at == len(blocks)
-
-    low, high = 0.0, heads[-1] + works[-1] + ranks * latency
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return low * (1 - 1e-12)
+    return _least_limit(ranks, ways) * (1 - 1e-12)
