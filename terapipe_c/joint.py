@@ -1,8 +1,9 @@
 """``planner="auto"``: everything at once, best first, bounded by certificates.
 
-A configuration is (ranks, replicas, chunks); each is looked at with every schedule that the engine runs on so many chunks. No
-plan of a configuration is faster than its bound (:func:`bounds.bound_s`), so one whose bound is no better than the plan in hand is
-left out; the others are looked at in the order of a formula's guess. Then every plan that a user could have by name is made, and
+A configuration is (ranks, replicas, chunks); each is looked at with every schedule that the engine runs on so many chunks. No plan
+of a configuration is faster than its bounds (:func:`bounds.bound_s`, of what the mean rank does, and
+:func:`bounds.stages_bound_s`, of blocks that cannot be divided), so one whose bound is no better than the plan in hand is left
+out; the others are looked at in the order of a formula's guess. Then every plan that a user could have by name is made, and
 (configuration, schedule) are searched in earnest, the fastest quick plan first.
 
 What is named: every planner, for this request as it is, and with every schedule and every number of chunks that the request leaves
@@ -30,11 +31,25 @@ from functools import cache
 
 from . import planners
 from ._core import DeadlineError, Error, InfeasibleError
-from .bounds import bound_s, least_work_s, whole_bound_s
+from .bounds import bound_s, least_of_kinds, least_work_s, stages_bound_s, whole_bound_s
 from .config import counted, human_seconds
 from .deadline import check_time, late, limited, share
 from .guests import BPIPE
-from .judge import CHIMERA, SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, lightest, pace, possible, rounded
+from .judge import (
+    CHIMERA,
+    SLICED,
+    SLIGHT,
+    ZERO_BUBBLE,
+    ZIGZAG,
+    Candidate,
+    Cut,
+    Judge,
+    Micro,
+    lightest,
+    pace,
+    possible,
+    rounded,
+)
 from .ladder import plan_stages
 from .partition import equal_lengths
 from .partitioners import Found, plan_one
@@ -99,7 +114,7 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
     rows, order, blocks = [], itertools.count(), _Blocks(request)
     for d in replicas:
         share = request.batch // d
-        least = least_work_s(request, share)
+        least, kinds = least_work_s(request, share), least_of_kinds(request, share)
         micros = share if request.slicing is None else len(request.slicing)
         for chunks in _CHUNKS if request.free_chunks else (request.chunks,):
             known = schedules_of(request, chunks)
@@ -113,7 +128,8 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
                 names = tuple(name for name in known if not reasons[name])
                 if names and (ranks > 1 or chunks in (1, request.chunks)):
                     guess = rounded(blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0))
-                    bound = bound_s(request, ranks, chunks, d, least)
+                    stages = min(stages_bound_s(request, ranks, chunks, d, kinds, way) for way in {n in ZIGZAG for n in names})
+                    bound = max(stages, bound_s(request, ranks, chunks, d, least))
                     rows.append(_Configuration(guess, next(order), bound, ranks, chunks, d, names))
     return sorted(rows)
 
@@ -354,7 +370,8 @@ class _Search:
         first, the fastest quick plans first."""
         r, rows = self.request, list[_Task]()
         whole = cache(lambda ranks, chunks, at_once: whole_bound_s(r, ranks, chunks, at_once))
-        least = cache(lambda: least_work_s(r, r.share))
+        least, kinds = cache(lambda: least_work_s(r, r.share)), cache(lambda: least_of_kinds(r, r.share))
+        stages = cache(lambda ranks, chunks, zigzag: stages_bound_s(r, ranks, chunks, r.replicas, kinds(), zigzag))
         again = (asked for asked in (single(r, name) for name in self.cut) if asked is not None)
         last = by_name_alone(r)
         for asked in itertools.chain(again, by_name(r)):
@@ -363,7 +380,8 @@ class _Search:
             if name == CHIMERA:
                 bounds = {key[0]: bound_s(r, *key, least(), 2) for key in keys}
             else:
-                bounds = {key[0]: self.bound[key] if key in self.bound else bound_s(r, *key, least()) for key in keys}
+                bounds = {key[0]: max(self.bound[key] if key in self.bound else bound_s(r, *key, least()),
+                                      stages(key[0], asked.chunks, name in ZIGZAG)) for key in keys}
                 if not search:
                     bounds = {n: max(bound, whole(n, asked.chunks, name == BPIPE)) for n, bound in bounds.items()}
             quick = min(self._quick_s(name, key) for key in keys)
