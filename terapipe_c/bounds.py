@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from . import planners
 from .config import KINDS
 from .cost import PHASES, CostModel
-from .links import rank_of
+from .links import Links, rank_of
 from .partition import updated_of_kind
 from .request import Request
 from .search import kind_seconds, whole_sequences
@@ -161,7 +161,10 @@ def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, lea
     a rank: the longest prefix within a limit is best for every rank in turn, as one block more adds its first forward to what
     comes before the next rank and takes as much and more from what is left; and each rank behind needs a block, too. Several
     stages a rank: stage k of n begins with one of the blocks from k on that leave a block for each stage behind it; it has that
-    one at least, and the last stage has the head. A given partition is what it is.
+    one at least, and the last stage has the head. A given partition is what it is. What a rank copies of its messages is work, too.
+
+    And a link carries one message at a time, of either direction that goes from the one rank to the other: all activations, and
+    gradients, that it carries, one by one, and behind the last of them an update.
     """
     costs, blocks, stages = request.costs, request.model.blocks, ranks * chunks
     link = replace(request, replicas=replicas).link(ranks)
@@ -173,36 +176,52 @@ def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, lea
     update = updated_of_kind(request.model)
     work = [max(least.work[b.kind], least.first[b.kind]) + each * update[b.kind] + costs.optimizer_head_s * (b.kind == "head")
             for b in blocks]
-    latency, home = least_latency_s(request), rank_of(ranks, stages, zigzag)
+    home = rank_of(ranks, stages, zigzag)
+    besides, busy = _messages_s(request, ranks, replicas, home)
+    busy += least_latency_s(request) * (ranks > 1) + costs.optimizer_stage_s + ring
     if chunks == 1 and request.partition is None:
         heads = [0.0, *itertools.accumulate(least.first[b.kind] for b in blocks)]
         works = [0.0, *itertools.accumulate(work)]
-        return max(0.0, (_least_limit(ranks, [(heads, works, latency)]) + fixed) * (1 - 1e-12))
-    done = [0.0] * ranks
+        return max(busy, _least_limit([(heads, works, besides)]) + fixed) * (1 - 1e-12)
+    done = besides
     for k, rank in enumerate(home):
         if request.partition is not None:
             done[rank] += sum(work[slice(*request.partition[k])])
         else:
             done[rank] += work[-1] if k == stages - 1 else min(work[k:len(blocks) - stages + k + 1])
-    return (max(seconds + rank * latency for rank, seconds in enumerate(done)) + fixed) * (1 - 1e-12)
+    return max(busy, max(done) + fixed) * (1 - 1e-12)
 
 
-def _least_limit(ranks: int, ways: Sequence[tuple[Sequence[float], Sequence[float], float]]) -> float:
+def _messages_s(request: Request, ranks: int, replicas: int, home: Sequence[int]) -> tuple[list[float], float]:
+    """Seconds of each rank, before its first message is there and for the copies that it makes; and of the bytes on the link that
+    carries most. home: the stages' ranks."""
+    costs, links = request.costs, Links.of(request.cluster, ranks, replicas)
+    size = costs.element_bytes * request.model.n_embd * float(request.batch // replicas * request.seq_len)
+    besides, busy = [rank * least_latency_s(request) for rank in range(ranks)], {(0, 0): 0.0}
+    for (here, there), far in zip(itertools.pairwise(home), links.leaving(home)[:-1], strict=True):
+        if here != there:
+            for ends in ((here, there), (there, here)):        # activations, and their gradients
+                busy[ends] = busy.get(ends, 0.0) + size * (links.byte_s if far else costs.byte_s)
+                besides[ends[0]] += size * sum(costs.ends_byte_s)
+    return besides, max(busy.values())
+
+
+def _least_limit(ways: Sequence[tuple[Sequence[float], Sequence[float], Sequence[float]]]) -> float:
     """The least limit, or less, within which the ranks take all blocks if each in turn takes as many as the limit lets it. ways:
-    (sums over blocks [blocks + 1] of what the ranks behind wait for, and of work; seconds that a rank waits more than the one
-    before it); all must be within the limit."""
-    blocks = len(ways[0][0]) - 1
+    (sums over blocks [blocks + 1] of what the ranks behind wait for, and of work; seconds besides of each rank); all must be
+    within the limit."""
+    blocks, ranks = len(ways[0][0]) - 1, len(ways[0][2])
 
     def enough(limit: float) -> bool:
         at = 0
         for rank in range(ranks):
-            to = min(bisect.bisect_right(work, limit - ends[at] - rank * message + work[at]) - 1 for ends, work, message in ways)
+            to = min(bisect.bisect_right(work, limit - ends[at] - more[rank] + work[at]) - 1 for ends, work, more in ways)
             at = min(to, blocks - (ranks - 1 - rank))
             if to < 0 or at == blocks:
                 break
         return at == blocks
 
-    low, high = 0.0, ways[0][0][-1] + ways[0][1][-1] + ranks * ways[0][2]
+    low, high = 0.0, ways[0][0][-1] + ways[0][1][-1] + max(ways[0][2])
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -232,10 +251,10 @@ def whole_bound_s(request: Request, ranks: int, chunks: int = 1, at_once: bool =
         fixed = chunks * len(PHASES) * request.costs.overhead_s * micros
         return float(((works[-1] + begins) / ranks + fixed) * (1 - 1e-12))
 
-    ways = [(heads, works, latency)]
+    ways = [(heads, works, [rank * latency for rank in range(ranks)])]
     if at_once:                                                # there and back
         home, last = (kind_seconds(judge, slicing, phase) for phase in "IW")
         ways.append(([0.0, *itertools.accumulate((forward[b.kind] + home[b.kind]) / micros for b in blocks)],
-                     [0.0, *itertools.accumulate(whole[b.kind] - last[b.kind] / micros for b in blocks)], 2 * latency))
-
-    return _least_limit(ranks, ways) * (1 - 1e-12)
+                     [0.0, *itertools.accumulate(whole[b.kind] - last[b.kind] / micros for b in blocks)],
+                     [2 * rank * latency for rank in range(ranks)]))
+    return _least_limit(ways) * (1 - 1e-12)

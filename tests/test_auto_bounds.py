@@ -53,7 +53,7 @@ def instance(rng):
     else:
         costs = wild(rng, model, cluster, kind == 4) if kind else tp.CostModel.analytic(model, cluster)
     more = dict(overhead_s=[0.0, 1e-6, 1e-4], optimizer_param_s=[0.0, 1e-8, 1e-6], optimizer_stage_s=[0.0, 1e-4],
-                optimizer_head_s=[0.0, 1e-3])
+                optimizer_head_s=[0.0, 1e-3], byte_s=[costs.byte_s, 1e-8, 1e-6], copy_byte_s=[0.0, 0.0, 1e-8])
     costs = tp.CostModel.from_dict({**costs.to_dict(), **{name: float(rng.choice(values)) for name, values in more.items()}})
     return model, cluster, costs, 8 if kind in (1, 2) else int(rng.choice([1, 4, 8]))
 
@@ -138,6 +138,17 @@ def test_a_head_that_is_longer_than_a_mean_rank_is_in_the_bound():
     least, head = least_work_s(request, 8), least_of_kinds(request, 8).work["head"]
     for chunks in (1, 2):
         assert stages_bound_s(request, 4, chunks, 1, least_of_kinds(request, 8)) > head > 2 * bound_s(request, 4, chunks, 1, least)
+
+
+@pytest.mark.parametrize("chunks, zigzag, messages", [(1, False, 1), (3, False, 3), (2, True, 2), (4, True, 4)])
+def test_a_link_that_is_slower_than_the_ranks_is_in_the_bound(chunks, zigzag, messages):
+    """It carries the activations of one stage after the other, and on three ranks of stages that turn gradients the same way."""
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=16, vocab_size=64, block_size=32)
+    cluster = tp.Cluster(num_devices=3, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e5, peak_flops=1e12)
+    request = request_of(model, cluster, 6, tp.CostModel.analytic(model, cluster), 8, chunks=chunks)
+    seconds = messages * 6 * 32 * 16 * 4 / 1e5
+    bound = stages_bound_s(request, 3, chunks, 1, least_of_kinds(request, 6), zigzag)
+    assert seconds < bound < 1.01 * seconds
 
 
 @pytest.mark.parametrize("given", [False, True])
