@@ -374,7 +374,10 @@ class _Search:
         stages = cache(lambda ranks, chunks, zigzag: stages_bound_s(r, ranks, chunks, r.replicas, kinds(), zigzag))
         again = (asked for asked in (single(r, name) for name in self.cut) if asked is not None)
         last = by_name_alone(r)
-        for asked in itertools.chain(again, by_name(r)):
+        for named in itertools.chain(again, by_name(r)):
+            asked = replace(named, ranks=tuple(n for n in named.ranks if not named.judge(n).too_small()))
+            if not asked.ranks:
+                continue
             name, search = asked.schedules[0], asked.planner == "terapipe"
             keys = [(ranks, asked.chunks, asked.replicas) for ranks in asked.ranks]
             if name == CHIMERA:
@@ -439,13 +442,14 @@ class _Search:
             key = ranks, r.chunks, r.replicas
             if key not in self.judges:
                 self.judges[key] = r.judge(ranks)
-            self.judges[key].rival_s = self.seconds
+            self.judges[key].rival_s, self.judges[key].in_passing = self.seconds, True
             return self.judges[key]
 
         own: list[Judge] = []                                  # a search counts the work of its judges
 
         def counted(ranks: int) -> Judge:
             own.append(r.judge(ranks))
+            own[-1].rival_s, own[-1].in_passing = self.seconds, True
             return own[-1]
 
         try:
@@ -454,7 +458,7 @@ class _Search:
             if task.named and isinstance(error, InfeasibleError):
                 self.refusals.append(error)
             if search and not late():
-                self.log.append(f"searched {task}: nothing fits" + (" of what could be faster" if r != task.asked else ""))
+                self.log.append(f"searched {task}: nothing fits" + (" of what could be faster" if self.seconds < float("inf") else ""))
             return sum(judge.work for judge in own)
         better = self.offer(found, f"a search of {task}" if search else f"{r.planner} for {task}")
         if search:

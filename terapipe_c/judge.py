@@ -136,6 +136,7 @@ class Judge:
         self.savings = savings                                 # of a plan that does not say others
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.rival_s = float("inf")                            # of a plan in hand: what is far slower need not be looked at closely
+        self.in_passing = False                                # asked among many: where nothing fits it need not say what would
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # what kind_seconds said
         self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # what blocks cannot have
@@ -151,8 +152,10 @@ class Judge:
 
     def afresh(self) -> Judge:
         """One that has seen nothing yet: what it works depends on what it is asked alone."""
-        return Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings,
-                     self.links, self.beside, self._results)
+        judge = Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings,
+                      self.links, self.beside, self._results)
+        judge.rival_s, judge.in_passing = self.rival_s, self.in_passing
+        return judge
 
     def knows(self, c: Candidate, other: Judge) -> None:
         """Take over from such a one what a plan of its takes."""

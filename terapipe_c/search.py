@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +44,7 @@ _QUICK = 8            # descents from the starts before took less than this part
 _GLANCES = 16         # times the work of looking at a few moves is that of a program
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
+_NEARLY = 32          # of a limit, the part by which what needs least of several chunks may be over it, and something else fits
 _LOOSE = 16           # parts of a limit, of which there is one more where stages of several chunks come from that moves make fit
 _AGAIN = 4            # times that stages are cut for the least memory, each time for the program of those before
 _RUNG = 0.01          # of a limit, from one rung to the next below it, at least
@@ -314,13 +315,33 @@ class _Hunt:
         nearest = self.judge.shortest
         if self._floor is None:
             self._floor = [] if late() else self._lowest()
-        while not self._ended:
+        while not (self._ended or self._is_vain(limit)):
             found = self._fastest(limit)
             if found is not None and self._is_sure(found):
                 break
             self._step_down(limit)
         self.judge.shortest = nearest                          # no other limit comes by what is near a rung
         return self._fastest(limit)
+
+    def _is_vain(self, limit: int | None) -> bool:
+        """Does nothing between the first plan and what needs least fit, or is none of it faster than a plan that is in hand?"""
+        floor = self._floor or []
+        if floor and not self._nearly_fits(floor, limit):
+            return True
+        return min(c.seconds for c in (self._rungs[0], *floor)) >= self.judge.rival_s
+
+    def _nearly_fits(self, floor: list[Candidate], limit: int | None) -> bool:
+        """Where it is not known that these need least what needs a little more counts, too."""
+        fits = [self.judge.fits(c, limit) for c in floor]
+        near = limit is None or self.exact or min(max(self.judge.peak_bytes(c)) for c in floor) > limit + limit // _NEARLY
+        return any(fits) or not near
+
+    def can_fit(self, limit: int) -> bool:
+        """Is there anything within this limit? Asked before anything is looked for."""
+        if not self.judge.in_passing:
+            return self._nearly_fits(self._least(), limit)
+        near = limit if self.exact else limit + limit // _NEARLY
+        return any(self._tight(order, near, mends=False) is not None for order in self._orders()[:2])
 
     def _fastest(self, limit: int | None) -> Candidate | None:
         plans = [*self._rungs, *(self._floor or ()), *(self._known(limit) if self.brief else ())]
@@ -516,6 +537,18 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     spread: list[Cut] = []
     if judge.chunks > 1 and partition is None and not any(name in ZIGZAG for name in names):
         spread = over_ranks(judge, slicing or ((1, (seq_len,)),) * batch, names[0])
+    coarser_of = {g: min((h for h in todo if h > g and h % g == 0), default=seq_len + 1) for g in todo}
+
+    @cache
+    def seeds_of(grid: int) -> list[tuple[Micro, ...]]:
+        return [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, grid, coarser_of[grid])
+
+    def can_fit(grid: int, limit: int) -> bool:
+        hunt = _Hunt(judge.afresh(), names, [], work, grid, partition, fixed_slicing, [], seeds_of(grid), True)
+        fits = hunt.can_fit(limit)
+        judge.joins(hunt.judge)
+        return fits
+
     for i, grid in enumerate(todo):
         if hunts and late():                                   # what coarser grids find is all there is
             break
@@ -524,15 +557,17 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own = max(little, min(work, (4 * work - before) // 4)), judge.afresh()
         with share(2 / (len(todo) - i + 1)):
-            coarser = min(refined, default=seq_len + 1)
-            seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, coarser)
+            seeds = seeds_of(grid)
             carried = [c for c in (hunts[g].best(None) for g in refined) if c is not None]
             starts = _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None), spread)
             hunts[grid] = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, [hunts[g] for g in refined], seeds,
                                 bool(refined) and budget == little)
             spent[grid] = own.work
-            hunts[grid].best(judge.limit)
+            found = hunts[grid].best(judge.limit)
             spent[grid] += hunts[grid].first
+        if i == 0 and found is None and judge.limit is not None and not late():
+            if not any([can_fit(g, judge.limit) for g in todo[1:]]):
+                break                                          # all of them, or the refusal would not name the least
     asked = [hunts[g] for g in hunts if unit in hunts or g % unit == 0]
     best = min((c for c in (hunt.best(judge.limit) for hunt in asked) if c is not None), key=pace, default=None)
     for hunt in hunts.values():

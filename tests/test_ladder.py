@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import search
+from terapipe_c import ladder, search
 from terapipe_c.judge import Judge
 from terapipe_c.ladder import _question
 from terapipe_c.request import PLANNERS, SAVERS
@@ -226,12 +226,28 @@ def test_what_a_refusal_names_is_enough_where_the_limit_is_one_of_the_ladder(mon
     cluster = tp.Cluster(num_devices=3, link_latency_s=1e-3, link_bandwidth_Bps=1e8, peak_flops=1e14)
     request = {"batch": 6, "seq_len": 24, "stages": 3, "schedule": "hanayo", "granularity": 12}
     rungs, below = [], search._Hunt._below
-    with monkeypatch.context() as patch:
+    least = named(model, cluster, request)
+    with monkeypatch.context() as patch, pytest.raises(tp.InfeasibleError):
         patch.setattr(search._Hunt, "_below", lambda hunt, limit: rungs.append(limit) or below(hunt, limit))
-        least = named(model, cluster, request)
+        tp.plan(model, cluster, planner="terapipe", memory_bytes=least - 1, **request)
     limits = {limit for limit in rungs if limit < least}
     for limit in limits:
         with pytest.raises(tp.InfeasibleError) as refused:
             tp.plan(model, cluster, planner="terapipe", memory_bytes=limit, **request)
         assert refused.value.memory_bytes == least
     assert limits and np.isfinite(seconds(model, cluster, "terapipe", request, [least])).all()
+
+
+def test_auto_climbs_no_ladder_where_nothing_is_near_fitting(monkeypatch):
+    """It took minutes to say so: every planner's plans for less and less memory were looked for, by every number of chunks."""
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=64, vocab_size=300, block_size=64)
+    request = dict(batch=8, seq_len=64, stages=4)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e9, peak_flops=1e12)
+    climbed, down, climb = [], search._Hunt._step_down, ladder._climb_down
+    monkeypatch.setattr(search._Hunt, "_step_down", lambda hunt, limit: climbed.append(hunt.judge.in_passing) or down(hunt, limit))
+    monkeypatch.setattr(ladder, "_climb_down", lambda q, seen: climbed.append(q.free.judge.in_passing) or climb(q, seen))
+    with pytest.raises(tp.InfeasibleError) as refused:
+        tp.plan(model, cluster, memory_bytes=16 * model.num_params // 4, **request)
+    assert climbed and not any(climbed)                        # by the planners alone, of one chunk
+    needed = refused.value.memory_bytes
+    assert max(tp.plan(model, cluster, memory_bytes=needed, **request).peak_memory_bytes) <= needed
