@@ -458,7 +458,8 @@ class _Search:
             if task.named and isinstance(error, InfeasibleError):
                 self.refusals.append(error)
             if search and not late():
-                self.log.append(f"searched {task}: nothing fits" + (" of what could be faster" if self.seconds < float("inf") else ""))
+                among = " of what could be faster" if self.seconds < float("inf") else ""
+                self.log.append(f"searched {task}: nothing fits{among}")
             return sum(judge.work for judge in own)
         better = self.offer(found, f"a search of {task}" if search else f"{r.planner} for {task}")
         if search:
