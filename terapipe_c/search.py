@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _STARTS = 3           # of a search that descend
 _MORE_STARTS = 12     # where that is quick:
 _QUICK = 8            # descents from the starts before took less than this part of a search's work
+_LONG = 10_000_000    # ticks of a program, of whose slices few starts are looked at
 _GLANCES = 16         # times the work of looking at a few moves is that of a program
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
@@ -133,6 +134,12 @@ def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[
         last = np.cumsum(found.assignment.sum((0, 1)).ravel())
         cuts.append(tuple(itertools.pairwise([0, *(int(ends[n - 1]) for n in last)])))
     return list(dict.fromkeys(cuts))
+
+
+def by_pairs(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
+    """Two stages a rank of which the slowest rank's take least, whatever memory they take."""
+    even = judge.judge(schedule, tuple(even_partition(judge.model, 2 * judge.ranks)), slicing)
+    return judge.cuts_within(even, 1 << 62, _block_ticks(judge, slicing, PHASES, schedule))[1:]
 
 
 def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> dict[str, float]:
@@ -276,8 +283,9 @@ class _Hunt:
 
     def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
         """The same stages and slices in each schedule, with as many gradients that wait for their W as are best."""
-        for name, pending in itertools.product(self.names, (0, 1, 2, 4)):
-            if self.judge.work > stop or late():
+        ways = [(best.schedule, 2), *itertools.product(self.names, (1, 4, 2, 0))]     # what most often helps is always looked at
+        for i, (name, pending) in enumerate(ways):
+            if (i > 0 and self.judge.work > stop) or late():
                 break
             if name in ZERO_BUBBLE and pending != 1:           # its W are where they are
                 continue
@@ -506,12 +514,15 @@ def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]
         if known is not None:
             quick = [judge.judge(known.schedule, cut, s) for cut in (known.partition, partition or level(s))]
             starts += quick
-            if min(c.seconds for c in quick) > known.seconds * _NEAR or (judge.work > stop and stages == judge.ranks):
+            long = judge.chunks == 1 and judge.work > stop and judge.ticks(quick[0]) > _LONG
+            if long or min(c.seconds for c in quick) > known.seconds * _NEAR:
                 continue
         starts += [judge.judge(name, partition or level(s), s) for name in names]
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
             name = min(starts[-len(names):], key=pace).schedule
             starts += [judge.judge(name, cut, s) for cut in (even, *spread, level(s, phases="FI"))]
+            waiting = (2, 4) if judge.chunks == 1 and name not in ZERO_BUBBLE and judge.work <= stop else ()
+            starts += [judge.judge(name, cut, s, pending) for cut in (even, level(s)) for pending in waiting]
     return starts
 
 
@@ -522,21 +533,26 @@ def grids(seq_len: int, unit: int) -> list[int]:
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
            slicing: tuple[Micro, ...] | None) -> Candidate | None:
-    """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one: there
-    are plans for all limits, and the fastest that fits is taken (but where time is up); below what the leanest needs none is looked
-    for. A finer grid never gives a worse plan: each grid that it refines is searched before it, exactly as if it had
-    been asked for, and what was found there is where it starts. Two chunks are searched twice as hard as one, which finds plans
-    up to 4 % faster; of more chunks programs are longer and there are many numbers: the work is less, so that all numbers together
-    take about five times as much as one. Where coarse grids took all the work of a large request a finer one still has a little,
-    for its own best slices, and no ladder of its own. Where time is up it ends with what it has."""
+    """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one (but where
+    time is up): a grid's fastest plan is looked for whatever the limit, and taken where it fits; where it does not there are plans
+    for all limits, none of them faster, and below what the leanest needs none is looked for. A finer grid never gives a worse plan:
+    each grid that it refines is searched before it, exactly as if it had been asked for, and what was found there is where it
+    starts. Two chunks are searched twice as hard as one, which finds plans up to 4 % faster; of more chunks programs are longer and
+    there are many numbers: the work is less, so that all numbers together take about five times as much as one. Where coarse grids
+    took all the work of a large request a finer one still has a little, for its own best slices, and no ladder of its own. Where
+    time is up it ends with what it has."""
     work = _WORK if judge.chunks == 1 else 8 * _WORK // judge.chunks ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     hunts: dict[int, _Hunt] = {}
     spent: dict[int, int] = {}                                 # ticks of a grid's fastest plan
     todo = [unit] if fixed_slicing else grids(seq_len, unit)
     spread: list[Cut] = []
-    if judge.chunks > 1 and partition is None and not any(name in ZIGZAG for name in names):
-        spread = over_ranks(judge, slicing or ((1, (seq_len,)),) * batch, names[0])
+    if judge.chunks > 1 and partition is None:
+        whole = slicing or ((1, (seq_len,)),) * batch
+        if not any(name in ZIGZAG for name in names):
+            spread = over_ranks(judge, whole, names[0])
+        elif judge.chunks == 2:
+            spread = by_pairs(judge, whole, names[0])
     coarser_of = {g: min((h for h in todo if h > g and h % g == 0), default=seq_len + 1) for g in todo}
 
     @cache
