@@ -434,12 +434,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         memory_bytes: limit of each rank; None: the cluster's devices'. More of it never makes a paper's planner slower: each is
             asked for all limits, a 32nd apart (a 64th, where it neither recomputes nor swaps; up to a quarter, where that would
             take more than a second or two, from some 96 layers on 16 devices on), and the fastest plan that fits is taken, because
-            their models of time are not the engine's; ``tp.planners`` has their answers alone. Nor terapipe, whose fastest plan is
-            the same whatever the limit; where it does not fit the search looks for plans, none of them faster, for ever less
-            memory, a hundredth apart or (up to a quarter) more in large requests, down to what needs least; but where
-            ``time_limit_s`` or ``stages=None`` cuts it short. auto has the fastest of what they find; where ``stages`` or
-            ``data_parallel`` are left open it looks at a few more for this limit alone, and may so be a little slower with more
-            memory.
+            their models of time are not the engine's; ``tp.planners`` has their answers alone. Nor terapipe, whose search, where
+            its fastest plan does not fit, looks for plans for ever less memory, a hundredth apart or (up to a quarter) more in
+            large requests, the same whatever the limit, down to what needs least; but where ``time_limit_s`` or ``stages=None``
+            cuts it short. auto has the fastest of what they find; where ``stages`` or
+            ``data_parallel`` are left open it looks at a few more for this limit alone, and may so be slower with more memory.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             about a second, a few where memory binds or several chunks are planned (auto asks all planners: up to tens). A number
             that divides another never gives terapipe a slower plan than the other, but where ``stages`` is None and some numbers of

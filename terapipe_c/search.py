@@ -313,8 +313,12 @@ class _Hunt:
         """The fastest plan of all where it fits, whatever needs less; else what is found for less memory, none of it faster."""
         if not self._rungs and not self._ended:
             begun = self.judge.work
-            self._add(self.within(None))
-            self.first, self._ended = self.judge.work - begun, self.brief or not self._rungs
+            found = self.within(None)
+            self.first, self._ended = self.judge.work - begun, self.brief or found is None
+            if found is not None and not self.exact and not late():        # what needs least is often the fastest then
+                self._floor = self._lowest()
+                found = min((found, *self._floor), key=pace)
+            self._add(found)
         if not self._rungs:
             return None
         return self._rungs[0] if self.judge.fits(self._rungs[0], limit) else self._lower(limit)
@@ -533,14 +537,14 @@ def grids(seq_len: int, unit: int) -> list[int]:
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
            slicing: tuple[Micro, ...] | None) -> Candidate | None:
-    """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one (but where
-    time is up): a grid's fastest plan is looked for whatever the limit, and taken where it fits; where it does not there are plans
-    for all limits, none of them faster, and below what the leanest needs none is looked for. A finer grid never gives a worse plan:
-    each grid that it refines is searched before it, exactly as if it had been asked for, and what was found there is where it
-    starts. Two chunks are searched twice as hard as one, which finds plans up to 4 % faster; of more chunks programs are longer and
-    there are many numbers: the work is less, so that all numbers together take about five times as much as one. Where coarse grids
-    took all the work of a large request a finer one still has a little, for its own best slices, and no ladder of its own. Where
-    time is up it ends with what it has."""
+    """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one: the plan
+    that is found without a limit is the answer where it fits, and else the fastest that fits of a ladder that is the same for all
+    limits (but where time is up); below what the leanest needs none is looked for. A finer grid never gives a worse plan: each
+    grid that it refines is searched before it, exactly as if it had been asked for, and what was found there is where it starts.
+    Two chunks are searched twice as hard as one, which finds plans up to 4 % faster; of more chunks programs are longer and there
+    are many numbers: the work is less, so that all numbers together take about five times as much as one. Where coarse grids took
+    all the work of a large request a finer one still has a little, for its own best slices, and no ladder of its own. Where time
+    is up it ends with what it has."""
     work = _WORK if judge.chunks == 1 else 8 * _WORK // judge.chunks ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     hunts: dict[int, _Hunt] = {}
