@@ -205,7 +205,7 @@ class _Hunt:
         self.first = 0                                         # ticks of the fastest plan
         self.partition, self.slicings = partition, slicings
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
-        self._best: dict[int | None, Candidate | None] = {}
+        self._best: dict[tuple[int | None, float], Candidate | None] = {}
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit that is looked at
         self._rungs: list[Candidate] = []
@@ -303,13 +303,13 @@ class _Hunt:
             ends.append(self._ends[c])
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work) if ends else None
 
-    def best(self, limit: int | None) -> Candidate | None:
-        """The fastest plan within the limit; None: none fits."""
-        if limit not in self._best:
-            self._best[limit] = self._looked_for(limit)
-        return self._best[limit]
+    def best(self, limit: int | None, rival_s: float = float("inf")) -> Candidate | None:
+        """The fastest plan within the limit; None: none fits. rival_s: of a plan in hand: what is no faster is not looked for."""
+        if (limit, rival_s) not in self._best:
+            self._best[limit, rival_s] = self._looked_for(limit, rival_s)
+        return self._best[limit, rival_s]
 
-    def _looked_for(self, limit: int | None) -> Candidate | None:
+    def _looked_for(self, limit: int | None, rival_s: float) -> Candidate | None:
         """The fastest plan of all where it fits, whatever needs less; else what is found for less memory, none of it faster."""
         if not self._rungs and not self._ended:
             begun = self.judge.work
@@ -321,13 +321,13 @@ class _Hunt:
             self._add(found)
         if not self._rungs:
             return None
-        return self._rungs[0] if self.judge.fits(self._rungs[0], limit) else self._lower(limit)
+        return self._rungs[0] if self.judge.fits(self._rungs[0], limit) else self._lower(limit, rival_s)
 
-    def _lower(self, limit: int | None) -> Candidate | None:
+    def _lower(self, limit: int | None, rival_s: float) -> Candidate | None:
         nearest = self.judge.shortest
         if self._floor is None:
             self._floor = [] if late() else self._lowest()
-        while not (self._ended or self._is_vain(limit)):
+        while not (self._ended or self._is_vain(limit, rival_s)):
             found = self._fastest(limit)
             if found is not None and self._is_sure(found):
                 break
@@ -335,12 +335,12 @@ class _Hunt:
         self.judge.shortest = nearest                          # no other limit comes by what is near a rung
         return self._fastest(limit)
 
-    def _is_vain(self, limit: int | None) -> bool:
+    def _is_vain(self, limit: int | None, rival_s: float) -> bool:
         """Does nothing between the first plan and what needs least fit, or is none of it faster than a plan that is in hand?"""
         floor = self._floor or []
         if floor and not self._nearly_fits(floor, limit):
             return True
-        return min(c.seconds for c in (self._rungs[0], *floor)) >= self.judge.rival_s
+        return min(c.seconds for c in (self._rungs[0], *floor)) >= rival_s
 
     def _nearly_fits(self, floor: list[Candidate], limit: int | None) -> bool:
         """Where it is not known that these need least what needs a little more counts, too."""
@@ -583,13 +583,14 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             hunts[grid] = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, [hunts[g] for g in refined], seeds,
                                 bool(refined) and budget == little)
             spent[grid] = own.work
-            found = hunts[grid].best(judge.limit)
+            # What a finer grid starts from it asks for itself, whatever is in hand: that may lead to what is faster.
+            found = hunts[grid].best(judge.limit, judge.rival_s)
             spent[grid] += hunts[grid].first
-        if i == 0 and found is None and judge.limit is not None and not late():
+        if i == 0 and found is None and judge.limit is not None and hunts[grid].best(judge.limit) is None and not late():
             if not any([can_fit(g, judge.limit) for g in todo[1:]]):
                 break                                          # all of them, or the refusal would not name the least
     asked = [hunts[g] for g in hunts if unit in hunts or g % unit == 0]
-    best = min((c for c in (hunt.best(judge.limit) for hunt in asked) if c is not None), key=pace, default=None)
+    best = min((c for c in (hunt.best(judge.limit, judge.rival_s) for hunt in asked) if c is not None), key=pace, default=None)
     for hunt in hunts.values():
         judge.joins(hunt.judge)
     return best
