@@ -44,7 +44,7 @@ _JUDGED = 150          # of judging an answer, for each slice and stage
 _ASKS = 60, 20         # of a planner that recomputes or swaps, on its way down a ladder, about, and more for each stage
 _FEW = 15, 5           # others know few plans
 _NEW = 0.55            # of answers are none that were there before
-_NEARLY = 32           # of a limit, the part by which the least that a planner plans for may be over it, and another plan fits
+_NEARLY = 4            # of a limit, the part by which the least that a planner plans for may be over it, and another plan fits
 _FAR = 1.15            # times as long as a rival's plan: the plan for another limit was faster by more in 1 of 721 plans alone
 
 

@@ -133,10 +133,10 @@ def choose_granularity(seq_len: int, batch: int, most: int | None = None) -> int
 def _chosen_granularity(model: GPTConfig, costs: CostModel, seq_len: int, batch: int, stages: int) -> int:
     """The same, and coarser where stages of equal work ask for so many slices that a search would not be quick."""
     unit, most = choose_granularity(seq_len, batch), max(_FEW_SLICES, _LARGE // (batch * stages))
-    if seq_len // unit > most:
+    coarser = choose_granularity(seq_len, batch, most) if seq_len // unit > most else unit
+    if coarser > unit:
         best = planners.slice_tokens(StageCost(costs, model, stages), stages, seq_len=seq_len, granularity=unit)
-        if len(best.lengths) > most:
-            unit = choose_granularity(seq_len, batch, most)
+        unit = coarser if len(best.lengths) > most else unit
     return unit
 
 
