@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _STARTS = 3           # of a search that descend
 _MORE_STARTS = 12     # where that is quick:
 _QUICK = 8            # descents from the starts before took less than this part of a search's work
+_SHORT = 300_000      # ticks of a program with which what needs least memory is looked for at once
 _LONG = 10_000_000    # ticks of a program, of whose slices few starts are looked at
 _GLANCES = 16         # times the work of looking at a few moves is that of a program
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
@@ -315,8 +316,8 @@ class _Hunt:
             begun = self.judge.work
             found = self.within(None)
             self.first, self._ended = self.judge.work - begun, self.brief or found is None
-            if found is not None and not self.exact and not late():        # what needs least is often the fastest then
-                self._floor = self._lowest()
+            if found is not None and not late() and (not self.exact or self.judge.ticks(found) < _SHORT):
+                self._floor = self._lowest()                   # which is the fastest, too, now and then
                 found = min((found, *self._floor), key=pace)
             self._add(found)
         if not self._rungs:
@@ -338,7 +339,7 @@ class _Hunt:
     def _is_vain(self, limit: int | None, rival_s: float) -> bool:
         """Does nothing between the first plan and what needs least fit, or is none of it faster than a plan that is in hand?"""
         floor = self._floor or []
-        if floor and not self._nearly_fits(floor, limit):
+        if floor and not self._nearly_fits(floor, limit) and all(hunt.best(limit) is None for hunt in self.coarser):
             return True
         return min(c.seconds for c in (self._rungs[0], *floor)) >= rival_s
 

@@ -50,6 +50,15 @@ def test_a_large_request_is_cut_finer_than_its_coarse_grids_too():
     assert any(n % 256 for n in plan.slicing[0][1]) and plan.gap < 0.12      # with the coarse grids' plan 0.13 and more
 
 
+def test_a_large_step_is_cut_coarser_where_it_asks_for_many_slices():
+    """So that planning takes about a second: a grid of 8 tokens where few slices are best, whatever the step."""
+    model = tp.GPTConfig(n_layer=30, n_head=4, n_embd=256, vocab_size=256, block_size=2048)
+    cluster = tp.Cluster(32, memory_bytes=1e12, link_latency_s=3e-6, link_bandwidth_Bps=1e10)
+    free = tp.CostModel.analytic(model, cluster)
+    fixed = tp.CostModel.from_table(*2 * [np.ones((257, 257))], granularity=8)                 # a slice costs what another does
+    assert [request_of(model, cluster, 64, costs, "terapipe").unit for costs in (free, fixed)] == [64, 8]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_never_slower_than_any_single_planner(seed, brief):
     rng = np.random.default_rng(seed)
