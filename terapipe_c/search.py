@@ -446,8 +446,8 @@ class _Hunt:
         return min(found, key=lambda c: (not self.judge.fits(c, limit), pace(c)), default=None)
 
     def _tight(self, order: Candidate, limit: int, mends: bool = True) -> Candidate | None:
-        """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit; of three chunks
-        or more, and where R is elsewhere on other stages, none was found."""
+        """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit; where R is
+        elsewhere on other stages, or chunks are too many to say, none was found."""
         found = self._cut(order, order, limit)
         if found is None:
             return None

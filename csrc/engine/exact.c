@@ -12,9 +12,12 @@
 #include "csrc/base/deadline.h"
 
 #define MOST_SIZES 1000000 /* that an answer may ask for */
+#define FEW_SIZES 30000    /* that are asked for before what takes longer and answers at once (chunks.c) */
 #define ROUNDS 40          /* of weights */
 #define WHOLE 4096.0       /* the sum of weights, about, or less: no sum of weighted bytes is beyond NEVER */
 #define NEVER TP_ENGINE_NEVER
+#define FEW_SUMS ((int64_t)1 << 20) /* of matrices (chunks.c), which are less work than weights */
+#define MOST_SUMS ((int64_t)1 << 27)
 #define MOST_CELLS ((size_t)1 << 25) /* of all bounds: 256 MiB */
 
 /* Ranks by weights: what is left of their limits, and the least that blocks from one on take of them, cut into stages from one on. */
@@ -35,7 +38,7 @@ typedef struct {
     double *share;         /* [ranks] weights before they are whole numbers */
     int32_t *furthest;     /* [parts][blocks + 1] the last end of a stage from there that leaves its ranks room for their others */
     int32_t *boundary;     /* [parts + 1] */
-    int64_t limit, work;
+    int64_t limit, work, most;
     double whole; /* the sum of weights, at most */
     int stages, parts, ranks, blocks;
 } prover;
@@ -62,7 +65,7 @@ size_of(prover *x, int stage, int from, int to)
 static int
 is_too_much(const prover *x)
 {
-    return x->work > MOST_SIZES || tp_deadline_late();
+    return x->work > x->most || tp_deadline_late();
 }
 
 /* The last block where a part may begin, the first being of its own number: a block is left for each part after it, and before. */
@@ -297,8 +300,9 @@ go_on(prover *x, int part)
     return answer;
 }
 
+/* By bounds alone, and what they come by. */
 static tp_answer
-prove(prover *x, double *best)
+exclude(prover *x, double *best)
 {
     look_at_singles(x);
     for (int r = 0; r < x->ranks; r++)
@@ -311,10 +315,28 @@ prove(prover *x, double *best)
     if (answer != TP_UNKNOWN)
         return answer;
     bound_ranks(x);
-    if (is_too_much(x))
-        return TP_UNKNOWN;
+    return is_too_much(x) || leads_on(x, 0, 0) ? TP_UNKNOWN : TP_NO;
+}
+
+static tp_answer
+go_on_for(prover *x, int64_t sizes)
+{
     x->boundary[0] = 0;
-    return leads_on(x, 0, 0) ? go_on(x, 0) : TP_NO;
+    x->most = sizes < MOST_SIZES ? sizes : MOST_SIZES;
+    return is_too_much(x) ? TP_UNKNOWN : go_on(x, 0);
+}
+
+static tp_status
+prove(prover *x, double *best, tp_answer *answer)
+{
+    *answer = exclude(x, best);
+    if (*answer == TP_UNKNOWN)
+        *answer = go_on_for(x, x->work + FEW_SIZES);
+    if (*answer == TP_UNKNOWN)
+        TP_TRY(tp_engine_find_chunks(x->sizes, x->limit, MOST_SUMS, x->boundary, answer));
+    if (*answer == TP_UNKNOWN)
+        *answer = go_on_for(x, MOST_SIZES);
+    return TP_OK;
 }
 
 /* ---- room for it --------------------------------------------------------------------------------------------------------- */
@@ -360,18 +382,18 @@ tp_status
 tp_engine_find_within(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, tp_answer *answer)
 {
     const tp_program *program = sizes->config.program;
-    prover x = {.sizes = sizes, .boundary = boundary, .limit = limit, .blocks = sizes->blocks, .ranks = program->ranks,
+    prover x = {.sizes = sizes, .boundary = boundary, .limit = limit, .blocks = sizes->blocks, .ranks = program->ranks, .most = MOST_SIZES,
                 .stages = program->stages, .parts = tp_program_copy_stages(program)};
-    tp_status status = tp_engine_find_pairs(sizes, limit, NULL, INFINITY, boundary, answer);
+    tp_status status = tp_engine_find_chunks(sizes, limit, FEW_SUMS, boundary, answer);
+    if (status == TP_OK && *answer == TP_UNKNOWN)
+        status = tp_engine_find_pairs(sizes, limit, NULL, INFINITY, boundary, answer);
     if (status != TP_OK || *answer != TP_UNKNOWN)
         return status;
     x.whole = fmin(WHOLE, (double)NEVER / (2.0 * x.stages * (double)limit)); /* a stage weighs on its rank and on its host */
     if (x.whole < 1.0 || at(&x, x.parts + 1, 0) > MOST_CELLS / ((size_t)x.ranks + 1))
         return TP_OK;
-    if (!take_room(&x))
-        status = tp_fail(TP_EMEMORY, "no memory to look for stages of %d ranks", x.ranks);
-    else
-        *answer = prove(&x, x.share + x.ranks);
+    status = take_room(&x) ? prove(&x, x.share + x.ranks, answer)
+                           : tp_fail(TP_EMEMORY, "no memory to look for stages of %d ranks", x.ranks);
     prover_close(&x);
     return status == TP_OK ? tp_deadline_check_told() : status;
 }

@@ -214,6 +214,12 @@ typedef enum { TP_NO, TP_YES, TP_UNKNOWN } tp_answer;
 TP_MUST_USE tp_status
 tp_engine_find_within(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, tp_answer *answer);
 
+/* ---- chunks.c: the same, exactly, where layers are alike and every rank has a stage in each of a few rows of them; otherwise
+ * TP_UNKNOWN ---- */
+/* sums: at most so many are taken of matrices: 8 for each further row. */
+TP_MUST_USE tp_status
+tp_engine_find_chunks(tp_engine_sizes *sizes, int64_t limit, int64_t sums, int32_t *boundary, tp_answer *answer);
+
 /* ---- pairs.c: the same, exactly, where no rank holds of more than two stages, which come in pairs; otherwise TP_UNKNOWN ---- */
 /* About the seconds of a step: the slowest rank's, and of the longest stage what fills the pipeline. */
 typedef struct {

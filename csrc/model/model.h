@@ -42,6 +42,7 @@ typedef enum { TP_INIT_NORMAL, TP_INIT_RESIDUAL, TP_INIT_ZERO, TP_INIT_ONE } tp_
 
 typedef struct {
     char name[64];        /* "transformer.h.0.attn.c_attn.weight"; an untied head is "lm_head.weight" */
+    int32_t length;       /* of the name */
     int64_t rows, cols;   /* a vector is rows = 1; Conv1D weights are [in, out]; wte, wpe, lm_head [V or T, E] */
     int32_t is_matrix;    /* matrices take weight decay, vectors do not */
     int32_t block;        /* the block it belongs to (a tied wte: Embedding) */

@@ -39,8 +39,10 @@ tp_model_params(const tp_model *model)
 static void
 append(tp_param *out, const char *text)
 {
-    size_t at = strlen(out->name), count = strlen(text), room = sizeof out->name - 1 - at;
-    memcpy(out->name + at, text, count < room ? count : room); /* what is behind is zero */
+    size_t at = (size_t)out->length, count = strlen(text), room = sizeof out->name - 1 - at;
+    count = count < room ? count : room;
+    memcpy(out->name + at, text, count); /* what is behind is zero */
+    out->length += (int32_t)count;
 }
 
 /* Planners ask for every tensor of every stage of thousands of plans: printf's share of that was a fifth of their time. */

@@ -32,10 +32,10 @@ find(const tp_stage_base *stage, int block, const char *suffix)
         else
             end = middle;
     }
+    size_t tail = strlen(suffix);
     for (int i = first; i < stage->params && stage->param[i].info.block == block; i++) {
-        const char *name = stage->param[i].info.name;
-        size_t length = strlen(name), tail = strlen(suffix);
-        if (length >= tail && strcmp(name + length - tail, suffix) == 0)
+        const tp_param *info = &stage->param[i].info;
+        if ((size_t)info->length >= tail && memcmp(info->name + (size_t)info->length - tail, suffix, tail) == 0)
             return i;
     }
     return -1;
