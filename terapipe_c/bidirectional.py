@@ -23,7 +23,8 @@ from .config import counted
 from .deadline import check_time, late, share
 from .judge import CHIMERA, SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, rounded
 from .partition import equal_lengths, even_partition
-from .search import StageCost, balanced, grids, uniform
+from .search import grids
+from .starts import StageCost, balanced, uniform
 
 if TYPE_CHECKING:
     from .request import Request

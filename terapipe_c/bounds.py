@@ -16,7 +16,7 @@ from .cost import PHASES, CostModel
 from .links import Links, rank_of
 from .partition import updated_of_kind
 from .request import Request
-from .search import kind_seconds, whole_sequences
+from .starts import kind_seconds, whole_sequences
 
 __all__ = ["Least", "bound_s", "least_of_kinds", "least_work_s", "stages_bound_s", "whole_bound_s"]
 

@@ -54,8 +54,8 @@ from .ladder import plan_stages
 from .partition import equal_lengths
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
-from .search import StageCost, balanced, kind_seconds, uniform
 from .singles import by_name, plan_singles, plan_singles_within, recomputing, single, why_left_out
+from .starts import StageCost, balanced, kind_seconds, uniform
 
 __all__ = ["plan_jointly"]
 

@@ -17,7 +17,8 @@ from .deadline import check_time, late
 from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge, lightest, pace
 from .ladder import plan_stages
 from .request import SWAPPERS, Request
-from .search import StageCost, balanced, search, uniform, whole_sequences
+from .search import search
+from .starts import StageCost, balanced, uniform, whole_sequences
 
 __all__ = ["Found", "plan_one"]
 

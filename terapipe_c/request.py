@@ -29,7 +29,7 @@ from .judge import (
 )
 from .links import Links
 from .partition import equal_lengths
-from .search import StageCost
+from .starts import StageCost
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
 

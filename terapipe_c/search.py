@@ -1,4 +1,4 @@
-"""The terapipe planner's search: where it starts, and how it goes down from there, within one limit of memory or all of them.
+"""The terapipe planner's search: how it goes down from where it starts, within one limit of memory or all of them.
 
 Nothing here reads a clock: effort is counted, so that the same request gives the same plan.
 """
@@ -7,45 +7,21 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from . import planners
-from ._core import BMPIPE_LAYERS, DeadlineError
-from .config import KINDS, GPTConfig
-from .cost import PHASES, CostModel
+from .cost import PHASES
 from .deadline import late, share
 from .guests import BPIPE
-from .judge import (
-    SLICED,
-    SLIGHT,
-    ZERO_BUBBLE,
-    ZIGZAG,
-    Candidate,
-    Cut,
-    Judge,
-    Micro,
-    pace,
-    possible,
-    rounded,
-    updates_of,
-)
-from .partition import equal_lengths, even_partition, updated_of_kind
-
-if TYPE_CHECKING:
-    from .request import Request
+from .judge import SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, pace, possible
+from .partition import even_partition
+from .starts import NEAR, block_ticks, by_pairs, estimate, over_ranks, slicing_seeds, starts_on
 
 _STARTS = 3           # of a search that descend
 _MORE_STARTS = 12     # where that is quick:
 _QUICK = 8            # descents from the starts before took less than this part of a search's work
 _SHORT = 300_000      # ticks of a program with which what needs least memory is looked for at once
-_LONG = 10_000_000    # ticks of a program, of whose slices few starts are looked at
 _GLANCES = 16         # times the work of looking at a few moves is that of a program
-_NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
-TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
 _NEARLY = 32          # of a limit, the part by which what needs least of several chunks may be over it, and something else fits
 _LOOSE = 16           # parts of a limit, of which there is one more where stages of several chunks come from that moves make fit
 _AGAIN = 4            # times that stages are cut for the least memory, each time for the program of those before
@@ -53,142 +29,7 @@ _RUNG = 0.01          # of a limit, from one rung to the next below it, at least
 _WIDEST = 0.25        # and at most
 _SURE = 1.03, 1.1     # times as long as a plan, with one chunk a rank and with several: what is below such two is not looked at
 _RUNGS = 72_000_000    # ticks of a ladder, or as many as its first plan took, after which its rungs are twice as far apart
-_OVER_RANKS = 2_000_000  # candidates of a search for stages by which ranks have equal work
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
-
-
-class StageCost:
-    """What tp.planners reads of a CostModel, for one average stage: its share of the layers, the embedding and the head,
-    and what every slice pays for its instructions and messages."""
-
-    def __init__(self, costs: CostModel, model: GPTConfig, stages: int, latency_s: float | None = None) -> None:
-        counts = np.array([1, model.n_layer, model.n_layer, 1], np.float64)
-        self._weights = np.repeat(counts[:, None] / stages, len(PHASES), axis=1)
-        self._costs = costs
-        self._fixed_s = 3 * costs.overhead_s + (2 * (costs.latency_s if latency_s is None else latency_s) if stages > 1 else 0.0)
-
-    def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both", batch: int = 1) -> dict[str, Any]:
-        weights = self._weights.copy()
-        if phase != "both":
-            weights[:, [phase == "bwd", phase != "bwd", phase != "bwd"]] = 0.0
-        return self._costs.weighted_slice_cost(weights, seq_len, granularity, batch, self._fixed_s)
-
-    def slice_cost_batched(self, batch: int, seq_len: int, granularity: int = 1, phase: str = "both") -> list[Any]:
-        return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, batch + 1))]
-
-
-def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequence[str] = PHASES, schedule: str = "1f1b") -> Cut:
-    """Stages of equal work in these phases and the schedule's updates, with these slices (min-max over contiguous blocks)."""
-    if stages == 1:
-        return ((0, judge.model.num_blocks),)
-    bounds = [int(x) for x in planners.balance(_block_ticks(judge, slicing, phases, schedule), stages)]
-    return tuple(itertools.pairwise(bounds))
-
-
-def _block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str], schedule: str) -> NDArray[np.float64]:
-    """[blocks] of work in these phases, with the updates; at least 1. Whole numbers: ties are ties whatever the costs are
-    multiplied by."""
-    seconds = kind_seconds(judge, slicing, phases)
-    each = updates_of(schedule, len(slicing)) * judge.costs.optimizer_param_s
-    update = {kind: each * params for kind, params in updated_of_kind(judge.model).items()}
-    times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
-    if times.any():
-        times = np.rint(times * (TICKS / max(times.sum(), 1e-280)))
-    return np.asarray(np.maximum(times, 1.0))
-
-
-def whole_sequences(request: Request) -> tuple[Micro, ...]:
-    """What a planner that knows no slices runs."""
-    return request.slicing or ((1, (request.seq_len,)),) * request.share
-
-
-def uniform(judge: Judge, request: Request) -> Candidate:
-    """Megatron's default: layers divided evenly, whole sequences, weight gradients at once; asks no cost anything."""
-    cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
-    name = "1f1b" if "1f1b" in request.schedules else request.schedules[0]
-    return judge.judge(name, cut, whole_sequences(request), 0)
-
-
-def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
-    """Stages of several chunks by which ranks, rather than stages, have equal work, as far as whole layers let them (blocks, where
-    there are more stages than layers): BMPipe's search, told of few micro-batches, which ask for even stages, and of many, which
-    ask for even ranks."""
-    ranks, chunks = judge.ranks, judge.chunks
-    ticks = _block_ticks(judge, slicing, PHASES, schedule)
-    parts = [1] * len(ticks)
-    if judge.model.n_layer + 2 >= ranks * chunks:
-        parts = [1, *[2] * judge.model.n_layer, 1]
-    ends = np.cumsum(parts)
-    work = np.diff(np.concatenate([[0.0], np.cumsum(ticks)[ends - 1]]))
-    if len(parts) > BMPIPE_LAYERS:
-        return []
-    runs = [list(same) for _, same in itertools.groupby(range(len(parts)), key=lambda k: (parts[k], float(work[k])))]
-    types = [{"name": str(run[0]), "count": len(run), "fwd_s": float(work[run[0]]) / 3, "bwd_s": 2 * float(work[run[0]]) / 3,
-              "static_bytes": 0.0, "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 0.0}]} for run in runs]
-    cuts: list[Cut] = []
-    for micros in (ranks, 2 * ranks, 4 * ranks):
-        try:
-            found = planners.bmpipe(types, ranks, micros, 1.0, chunks=chunks, time_limit_s=None, effort=_OVER_RANKS // chunks,
-                                    prove=False)
-        except DeadlineError:
-            break
-        last = np.cumsum(found.assignment.sum((0, 1)).ravel())
-        cuts.append(tuple(itertools.pairwise([0, *(int(ends[n - 1]) for n in last)])))
-    return list(dict.fromkeys(cuts))
-
-
-def by_pairs(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
-    """Two stages a rank of which the slowest rank's take least, whatever memory they take."""
-    even = judge.judge(schedule, tuple(even_partition(judge.model, 2 * judge.ranks)), slicing)
-    return judge.cuts_within(even, 1 << 62, _block_ticks(judge, slicing, PHASES, schedule))[1:]
-
-
-def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> dict[str, float]:
-    """Seconds of a step in one block of each kind; what every instruction costs besides is not in it, nor is the update."""
-    key = slicing, tuple(phases)
-    if key not in judge.kinds:
-        judge.kinds[key] = _kind_seconds(judge.costs, judge.model, slicing, phases)
-    return judge.kinds[key]
-
-
-def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...], phases: Sequence[str]) -> dict[str, float]:
-    # From four stages that are one block each: a model of one layer has them all.
-    small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
-    d = costs.even.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
-    fixed = costs.overhead_s * len(phases) * d["F"].shape[1]
-    return {kind: max(0.0, sum(float(d[p][i].sum()) for p in phases) - fixed) for i, kind in enumerate(KINDS)}
-
-
-def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: int) -> list[tuple[Micro, ...]]:
-    """Where the search starts: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid),
-    whole sequences, whole batches. Of several chunks a pipeline fills as fast as one of fewer stages: sum + (ranks - 1) / chunks
-    max."""
-    costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks, judge.mean_message_s(0.0))
-    stages = 1 - (1 - judge.ranks) // judge.chunks
-    seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
-    if seq_len > unit:
-        # The paper's objective (forward + backward as one), and the one with both apart (PLANNERS.md 1.6).
-        for apart in (None, True):
-            one = planners.slice_tokens(costs, stages, seq_len=seq_len, granularity=unit, bwd=apart)
-            seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
-    most = min(batch, judge.costs.known_batch)
-    if most > 1:
-        joint = planners.slice_batch_and_tokens(costs, batch, stages, seq_len=seq_len, granularity=unit,
-                                                max_group=min(most, 16))
-        seeds.append(tuple((int(b), tuple(int(n) for n in lengths)) for b, lengths in joint.slicing))
-        seeds += [((b, (seq_len,)),) * (batch // b) for b in range(2, most + 1) if batch % b == 0]
-    for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
-        if parts * unit <= seq_len < parts * coarser:
-            lengths = tuple(n * unit for n in equal_lengths(seq_len // unit, parts))
-            seeds.append(((1, lengths),) * batch)
-    return list(dict.fromkeys(seeds))
-
-
-def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
-    """TeraPipe's sum + (K - 1) max for equal stages, of several chunks each: which starts look best."""
-    d = judge.durations(((0, judge.model.num_blocks),), slicing)
-    unit = (d["F"] + d["I"] + d["W"])[0]
-    return rounded(float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks))
 
 
 class _Hunt:
@@ -251,7 +92,7 @@ class _Hunt:
         judge, work, begun = self.judge, self.work, self.judge.work
         stop, quick = begun + work, begun + work // _QUICK
         fit, over = self._choose(limit, _MORE_STARTS)
-        near = _NEAR if self._carried else float("inf")
+        near = NEAR if self._carried else float("inf")
         ends = fit[:1]
         for i, c in enumerate(fit):
             if c.seconds <= near * fit[0].seconds and judge.work < (stop if i < _STARTS else quick) and not late():
@@ -417,7 +258,7 @@ class _Hunt:
         known = min(self._known(limit), key=pace, default=None)
         if known is None:
             return
-        for s in sorted(self.slicings, key=partial(_estimate, self.judge))[:_STARTS]:
+        for s in sorted(self.slicings, key=partial(estimate, self.judge))[:_STARTS]:
             if not possible(known.schedule, self.judge.ranks, len(s)):
                 self.starts.append(self.judge.judge(known.schedule, known.partition, s, known.pending))
 
@@ -440,7 +281,7 @@ class _Hunt:
     def _cut(self, order: Candidate, like: Candidate, limit: int) -> Candidate | None:
         """The schedule and slices of ``order`` on stages that would be within the limit if its program were that of ``like``, as
         even as that lets them be, or by pairs where that is faster; on the given ones, if they are."""
-        ticks = _block_ticks(self.judge, order.slicing, PHASES, order.schedule)
+        ticks = block_ticks(self.judge, order.slicing, PHASES, order.schedule)
         cuts = self.judge.cuts_within(like, limit, ticks) if self.partition is None else [order.partition]
         found = [self.judge.judge(order.schedule, cut, order.slicing, order.pending) for cut in cuts]
         return min(found, key=lambda c: (not self.judge.fits(c, limit), pace(c)), default=None)
@@ -468,7 +309,7 @@ class _Hunt:
         if not first:
             return None
         stop = self.judge.work + self.work // 2
-        for order in sorted(orders[2:], key=lambda order: _estimate(self.judge, order.slicing))[:2 * most]:
+        for order in sorted(orders[2:], key=lambda order: estimate(self.judge, order.slicing))[:2 * most]:
             if len(first) > most or self.judge.work > stop or late():
                 break
             found = self._tight(order, limit)
@@ -501,39 +342,82 @@ class _Hunt:
         return least if lean is None else [*least, lean]
 
 
-def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
-            work: int, known: Candidate | None, spread: Sequence[Cut] = ()) -> list[Candidate]:
-    """These slicings on stages that are balanced for them; of a large program the most promising alone, and of one that is far
-    from what is known a single one."""
-    stages = judge.ranks * judge.chunks
-    even = tuple(even_partition(judge.model, stages))
-    slicings = [s for s in slicings if not possible(names[0], judge.ranks, len(s))]
-    if names[0] == SLICED:
-        slicings = [s for s in slicings if all(len(lengths) == 1 for _, lengths in s)]
-    starts: list[Candidate] = []
-    level = partial(balanced, judge, stages=stages, schedule=names[0])
-    stop = judge.work + work // 3
-    for s in sorted(slicings, key=partial(_estimate, judge)):
-        if (judge.work > stop and (known is not None or len(starts) > 2 * len(names))) or (starts and late()):
-            break
-        if known is not None:
-            quick = [judge.judge(known.schedule, cut, s) for cut in (known.partition, partition or level(s))]
-            starts += quick
-            long = judge.chunks == 1 and judge.work > stop and judge.ticks(quick[0]) > _LONG
-            if long or min(c.seconds for c in quick) > known.seconds * _NEAR:
-                continue
-        starts += [judge.judge(name, partition or level(s), s) for name in names]
-        if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
-            name = min(starts[-len(names):], key=pace).schedule
-            starts += [judge.judge(name, cut, s) for cut in (even, *spread, level(s, phases="FI"))]
-            waiting = (2, 4) if judge.chunks == 1 and name not in ZERO_BUBBLE and judge.work <= stop else ()
-            starts += [judge.judge(name, cut, s, pending) for cut in (even, level(s)) for pending in waiting]
-    return starts
-
-
 def grids(seq_len: int, unit: int) -> list[int]:
     """``unit`` and all that it refines: numbers of tokens that divide the sequence and that ``unit`` divides, coarsest first."""
     return [g for g in range(seq_len, unit - 1, -unit) if seq_len % g == 0]
+
+
+class _Search:
+    """On the grids that ``unit`` refines, coarsest first."""
+
+    def __init__(self, judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
+                 slicing: tuple[Micro, ...] | None) -> None:
+        """slicing: given; None: looked for."""
+        self.judge, self.names, self.batch, self.seq_len, self.unit = judge, names, batch, seq_len, unit
+        self.partition, self.slicing = partition, slicing
+        self.work = _WORK if judge.chunks == 1 else 8 * _WORK // judge.chunks ** 2
+        self.fixed_slicing = slicing is not None or names[0] == SLICED
+        self.todo = [unit] if self.fixed_slicing else grids(seq_len, unit)
+        self.hunts: dict[int, _Hunt] = {}
+        self._spent: dict[int, int] = {}                       # ticks of a grid's fastest plan
+        self._seeds: dict[int, list[tuple[Micro, ...]]] = {}
+
+    @cached_property
+    def _spread(self) -> list[Cut]:
+        """Stages of several chunks to start from, besides those of equal work."""
+        if self.judge.chunks == 1 or self.partition is not None:
+            return []
+        whole = self.slicing or ((1, (self.seq_len,)),) * self.batch
+        if not any(name in ZIGZAG for name in self.names):
+            return over_ranks(self.judge, whole, self.names[0])
+        return by_pairs(self.judge, whole, self.names[0]) if self.judge.chunks == 2 else []
+
+    def _seeds_of(self, grid: int) -> list[tuple[Micro, ...]]:
+        if grid not in self._seeds:
+            coarser = min((h for h in self.todo if h > grid and h % grid == 0), default=self.seq_len + 1)
+            self._seeds[grid] = ([self.slicing] if self.slicing is not None else
+                                 slicing_seeds(self.judge, self.batch, self.seq_len, grid, coarser))
+        return self._seeds[grid]
+
+    def _can_fit(self, grid: int, limit: int) -> bool:
+        hunt = _Hunt(self.judge.afresh(), self.names, [], self.work, grid, self.partition, self.fixed_slicing, [],
+                     self._seeds_of(grid), True)
+        fits = hunt.can_fit(limit)
+        self.judge.joins(hunt.judge)
+        return fits
+
+    def _look_at(self, grid: int) -> Candidate | None:
+        refined = [g for g in self.hunts if g % grid == 0]     # what other grids found, remembered or cost is not to be seen here
+        before, work = sum(self._spent[g] for g in refined), self.work
+        little = work // (32 if before > max(3 * work, _WORK) else 16)
+        budget, own, seeds = max(little, min(work, (4 * work - before) // 4)), self.judge.afresh(), self._seeds_of(grid)
+        carried = [c for c in (self.hunts[g].best(None) for g in refined) if c is not None]
+        starts = starts_on(own, self.names, seeds, self.partition, budget, min(carried, key=pace, default=None), self._spread)
+        hunt = self.hunts[grid] = _Hunt(own, self.names, starts, budget, grid, self.partition, self.fixed_slicing,
+                                        [self.hunts[g] for g in refined], seeds, bool(refined) and budget == little)
+        self._spent[grid] = own.work
+        # What a finer grid starts from it asks for itself, whatever is in hand: that may lead to what is faster.
+        found = hunt.best(self.judge.limit, self.judge.rival_s)
+        self._spent[grid] += hunt.first
+        return found
+
+    def look(self) -> None:
+        limit = self.judge.limit
+        for i, grid in enumerate(self.todo):
+            if self.hunts and late():                          # what coarser grids find is all there is
+                break
+            with share(2 / (len(self.todo) - i + 1)):
+                found = self._look_at(grid)
+            if i == 0 and found is None and limit is not None and self.hunts[grid].best(limit) is None and not late():
+                if not any([self._can_fit(g, limit) for g in self.todo[1:]]):
+                    break                                      # all of them, or the refusal would not name the least
+
+    def best(self) -> Candidate | None:
+        asked = [self.hunts[g] for g in self.hunts if self.unit in self.hunts or g % self.unit == 0]
+        found = [hunt.best(self.judge.limit, self.judge.rival_s) for hunt in asked]
+        for hunt in self.hunts.values():
+            self.judge.joins(hunt.judge)
+        return min((c for c in found if c is not None), key=pace, default=None)
 
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
@@ -546,52 +430,6 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     are many numbers: the work is less, so that all numbers together take about five times as much as one. Where coarse grids took
     all the work of a large request a finer one still has a little, for its own best slices, and no ladder of its own. Where time
     is up it ends with what it has."""
-    work = _WORK if judge.chunks == 1 else 8 * _WORK // judge.chunks ** 2
-    fixed_slicing = slicing is not None or names[0] == SLICED
-    hunts: dict[int, _Hunt] = {}
-    spent: dict[int, int] = {}                                 # ticks of a grid's fastest plan
-    todo = [unit] if fixed_slicing else grids(seq_len, unit)
-    spread: list[Cut] = []
-    if judge.chunks > 1 and partition is None:
-        whole = slicing or ((1, (seq_len,)),) * batch
-        if not any(name in ZIGZAG for name in names):
-            spread = over_ranks(judge, whole, names[0])
-        elif judge.chunks == 2:
-            spread = by_pairs(judge, whole, names[0])
-    coarser_of = {g: min((h for h in todo if h > g and h % g == 0), default=seq_len + 1) for g in todo}
-
-    @cache
-    def seeds_of(grid: int) -> list[tuple[Micro, ...]]:
-        return [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, grid, coarser_of[grid])
-
-    def can_fit(grid: int, limit: int) -> bool:
-        hunt = _Hunt(judge.afresh(), names, [], work, grid, partition, fixed_slicing, [], seeds_of(grid), True)
-        fits = hunt.can_fit(limit)
-        judge.joins(hunt.judge)
-        return fits
-
-    for i, grid in enumerate(todo):
-        if hunts and late():                                   # what coarser grids find is all there is
-            break
-        refined = [g for g in hunts if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
-        before = sum(spent[g] for g in refined)
-        little = work // (32 if before > max(3 * work, _WORK) else 16)
-        budget, own = max(little, min(work, (4 * work - before) // 4)), judge.afresh()
-        with share(2 / (len(todo) - i + 1)):
-            seeds = seeds_of(grid)
-            carried = [c for c in (hunts[g].best(None) for g in refined) if c is not None]
-            starts = _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None), spread)
-            hunts[grid] = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, [hunts[g] for g in refined], seeds,
-                                bool(refined) and budget == little)
-            spent[grid] = own.work
-            # What a finer grid starts from it asks for itself, whatever is in hand: that may lead to what is faster.
-            found = hunts[grid].best(judge.limit, judge.rival_s)
-            spent[grid] += hunts[grid].first
-        if i == 0 and found is None and judge.limit is not None and hunts[grid].best(judge.limit) is None and not late():
-            if not any([can_fit(g, judge.limit) for g in todo[1:]]):
-                break                                          # all of them, or the refusal would not name the least
-    asked = [hunts[g] for g in hunts if unit in hunts or g % unit == 0]
-    best = min((c for c in (hunt.best(judge.limit, judge.rival_s) for hunt in asked) if c is not None), key=pace, default=None)
-    for hunt in hunts.values():
-        judge.joins(hunt.judge)
-    return best
+    made = _Search(judge, names, batch, seq_len, unit, partition, slicing)
+    made.look()
+    return made.best()

@@ -29,7 +29,7 @@ from .request import (
     schedules_of,
     unlike,
 )
-from .search import whole_sequences
+from .starts import whole_sequences
 
 __all__ = ["Hurried", "by_name", "chunk_counts", "plan_singles", "plan_singles_within", "recomputing", "single", "why_left_out"]
 

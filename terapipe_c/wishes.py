@@ -17,7 +17,7 @@ from . import planners
 from ._core import InfeasibleError
 from .judge import NOTHING, Candidate, Judge, Micro, Savings, block_bytes, saved_bytes, updates_of
 from .partition import updated_of_kind
-from .search import TICKS, kind_seconds
+from .starts import TICKS, kind_seconds
 
 __all__ = ["Task", "ask"]
 

@@ -13,8 +13,8 @@ from terapipe_c import joint
 from terapipe_c.bounds import bound_s, least_work_s, whole_bound_s
 from terapipe_c.judge import ZIGZAG, Judge, possible
 from terapipe_c.request import BY_NAME, CHUNKED, JOINT, PLANNERS, SEVERAL, by_name_alone, check_request, has_chunks
-from terapipe_c.search import balanced
 from terapipe_c.singles import Hurried, by_name, plan_singles, why_left_out
+from terapipe_c.starts import balanced
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)

@@ -1,0 +1,190 @@
+"""Where a search starts: slicings, and stages that are balanced for them."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import planners
+from ._core import BMPIPE_LAYERS, DeadlineError
+from .config import KINDS, GPTConfig
+from .cost import PHASES, CostModel
+from .deadline import late
+from .judge import SLICED, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded, updates_of
+from .partition import equal_lengths, even_partition, updated_of_kind
+
+if TYPE_CHECKING:
+    from .request import Request
+
+_LONG = 10_000_000       # ticks of a program, of whose slices few starts are looked at
+NEAR = 1.1               # times as slow as a plan that was descended to: a start that may end below it
+TICKS = 2.0 ** 36        # of all work, where planners get whole numbers
+_OVER_RANKS = 2_000_000  # candidates of a search for stages by which ranks have equal work
+
+
+class StageCost:
+    """What tp.planners reads of a CostModel, for one average stage: its share of the layers, the embedding and the head,
+    and what every slice pays for its instructions and messages."""
+
+    def __init__(self, costs: CostModel, model: GPTConfig, stages: int, latency_s: float | None = None) -> None:
+        counts = np.array([1, model.n_layer, model.n_layer, 1], np.float64)
+        self._weights = np.repeat(counts[:, None] / stages, len(PHASES), axis=1)
+        self._costs = costs
+        self._fixed_s = 3 * costs.overhead_s + (2 * (costs.latency_s if latency_s is None else latency_s) if stages > 1 else 0.0)
+
+    def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both", batch: int = 1) -> dict[str, Any]:
+        weights = self._weights.copy()
+        if phase != "both":
+            weights[:, [phase == "bwd", phase != "bwd", phase != "bwd"]] = 0.0
+        return self._costs.weighted_slice_cost(weights, seq_len, granularity, batch, self._fixed_s)
+
+    def slice_cost_batched(self, batch: int, seq_len: int, granularity: int = 1, phase: str = "both") -> list[Any]:
+        return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, batch + 1))]
+
+
+def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequence[str] = PHASES, schedule: str = "1f1b") -> Cut:
+    """Stages of equal work in these phases and the schedule's updates, with these slices (min-max over contiguous blocks)."""
+    if stages == 1:
+        return ((0, judge.model.num_blocks),)
+    bounds = [int(x) for x in planners.balance(block_ticks(judge, slicing, phases, schedule), stages)]
+    return tuple(itertools.pairwise(bounds))
+
+
+def block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str], schedule: str) -> NDArray[np.float64]:
+    """[blocks] of work in these phases, with the updates; at least 1. Whole numbers: ties are ties whatever the costs are
+    multiplied by."""
+    seconds = kind_seconds(judge, slicing, phases)
+    each = updates_of(schedule, len(slicing)) * judge.costs.optimizer_param_s
+    update = {kind: each * params for kind, params in updated_of_kind(judge.model).items()}
+    times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
+    if times.any():
+        times = np.rint(times * (TICKS / max(times.sum(), 1e-280)))
+    return np.asarray(np.maximum(times, 1.0))
+
+
+def whole_sequences(request: Request) -> tuple[Micro, ...]:
+    """What a planner that knows no slices runs."""
+    return request.slicing or ((1, (request.seq_len,)),) * request.share
+
+
+def uniform(judge: Judge, request: Request) -> Candidate:
+    """Megatron's default: layers divided evenly, whole sequences, weight gradients at once; asks no cost anything."""
+    cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
+    name = "1f1b" if "1f1b" in request.schedules else request.schedules[0]
+    return judge.judge(name, cut, whole_sequences(request), 0)
+
+
+def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
+    """Stages of several chunks by which ranks, rather than stages, have equal work, as far as whole layers let them (blocks, where
+    there are more stages than layers): BMPipe's search, told of few micro-batches, which ask for even stages, and of many, which
+    ask for even ranks."""
+    ranks, chunks = judge.ranks, judge.chunks
+    ticks = block_ticks(judge, slicing, PHASES, schedule)
+    parts = [1] * len(ticks)
+    if judge.model.n_layer + 2 >= ranks * chunks:
+        parts = [1, *[2] * judge.model.n_layer, 1]
+    ends = np.cumsum(parts)
+    work = np.diff(np.concatenate([[0.0], np.cumsum(ticks)[ends - 1]]))
+    if len(parts) > BMPIPE_LAYERS:
+        return []
+    runs = [list(same) for _, same in itertools.groupby(range(len(parts)), key=lambda k: (parts[k], float(work[k])))]
+    types = [{"name": str(run[0]), "count": len(run), "fwd_s": float(work[run[0]]) / 3, "bwd_s": 2 * float(work[run[0]]) / 3,
+              "static_bytes": 0.0, "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 0.0}]} for run in runs]
+    cuts: list[Cut] = []
+    for micros in (ranks, 2 * ranks, 4 * ranks):
+        try:
+            found = planners.bmpipe(types, ranks, micros, 1.0, chunks=chunks, time_limit_s=None, effort=_OVER_RANKS // chunks,
+                                    prove=False)
+        except DeadlineError:
+            break
+        last = np.cumsum(found.assignment.sum((0, 1)).ravel())
+        cuts.append(tuple(itertools.pairwise([0, *(int(ends[n - 1]) for n in last)])))
+    return list(dict.fromkeys(cuts))
+
+
+def by_pairs(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
+    """Two stages a rank of which the slowest rank's take least, whatever memory they take."""
+    even = judge.judge(schedule, tuple(even_partition(judge.model, 2 * judge.ranks)), slicing)
+    return judge.cuts_within(even, 1 << 62, block_ticks(judge, slicing, PHASES, schedule))[1:]
+
+
+def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> dict[str, float]:
+    """Seconds of a step in one block of each kind; what every instruction costs besides is not in it, nor is the update."""
+    key = slicing, tuple(phases)
+    if key not in judge.kinds:
+        judge.kinds[key] = _kind_seconds(judge.costs, judge.model, slicing, phases)
+    return judge.kinds[key]
+
+
+def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...], phases: Sequence[str]) -> dict[str, float]:
+    # From four stages that are one block each: a model of one layer has them all.
+    small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
+    d = costs.even.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
+    fixed = costs.overhead_s * len(phases) * d["F"].shape[1]
+    return {kind: max(0.0, sum(float(d[p][i].sum()) for p in phases) - fixed) for i, kind in enumerate(KINDS)}
+
+
+def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: int) -> list[tuple[Micro, ...]]:
+    """Where the search starts: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid),
+    whole sequences, whole batches. Of several chunks a pipeline fills as fast as one of fewer stages: sum + (ranks - 1) / chunks
+    max."""
+    costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks, judge.mean_message_s(0.0))
+    stages = 1 - (1 - judge.ranks) // judge.chunks
+    seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
+    if seq_len > unit:
+        # The paper's objective (forward + backward as one), and the one with both apart (PLANNERS.md 1.6).
+        for apart in (None, True):
+            one = planners.slice_tokens(costs, stages, seq_len=seq_len, granularity=unit, bwd=apart)
+            seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
+    most = min(batch, judge.costs.known_batch)
+    if most > 1:
+        joint = planners.slice_batch_and_tokens(costs, batch, stages, seq_len=seq_len, granularity=unit,
+                                                max_group=min(most, 16))
+        seeds.append(tuple((int(b), tuple(int(n) for n in lengths)) for b, lengths in joint.slicing))
+        seeds += [((b, (seq_len,)),) * (batch // b) for b in range(2, most + 1) if batch % b == 0]
+    for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
+        if parts * unit <= seq_len < parts * coarser:
+            lengths = tuple(n * unit for n in equal_lengths(seq_len // unit, parts))
+            seeds.append(((1, lengths),) * batch)
+    return list(dict.fromkeys(seeds))
+
+
+def estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
+    """TeraPipe's sum + (K - 1) max for equal stages, of several chunks each: which starts look best."""
+    d = judge.durations(((0, judge.model.num_blocks),), slicing)
+    unit = (d["F"] + d["I"] + d["W"])[0]
+    return rounded(float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks))
+
+
+def starts_on(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
+            work: int, known: Candidate | None, spread: Sequence[Cut] = ()) -> list[Candidate]:
+    """These slicings on stages that are balanced for them; of a large program the most promising alone, and of one that is far
+    from what is known a single one."""
+    stages = judge.ranks * judge.chunks
+    even = tuple(even_partition(judge.model, stages))
+    slicings = [s for s in slicings if not possible(names[0], judge.ranks, len(s))]
+    if names[0] == SLICED:
+        slicings = [s for s in slicings if all(len(lengths) == 1 for _, lengths in s)]
+    starts: list[Candidate] = []
+    level = partial(balanced, judge, stages=stages, schedule=names[0])
+    stop = judge.work + work // 3
+    for s in sorted(slicings, key=partial(estimate, judge)):
+        if (judge.work > stop and (known is not None or len(starts) > 2 * len(names))) or (starts and late()):
+            break
+        if known is not None:
+            quick = [judge.judge(known.schedule, cut, s) for cut in (known.partition, partition or level(s))]
+            starts += quick
+            long = judge.chunks == 1 and judge.work > stop and judge.ticks(quick[0]) > _LONG
+            if long or min(c.seconds for c in quick) > known.seconds * NEAR:
+                continue
+        starts += [judge.judge(name, partition or level(s), s) for name in names]
+        if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
+            name = min(starts[-len(names):], key=pace).schedule
+            starts += [judge.judge(name, cut, s) for cut in (even, *spread, level(s, phases="FI"))]
+            waiting = (2, 4) if judge.chunks == 1 and name not in ZERO_BUBBLE and judge.work <= stop else ()
+            starts += [judge.judge(name, cut, s, pending) for cut in (even, level(s)) for pending in waiting]
+    return starts
