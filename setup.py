@@ -43,6 +43,8 @@ ISA_FLAGS = {  # csrc/cpu/isa_<name>.c
 }
 ISA_FLAGS["amx"] = [*ISA_FLAGS["avx512"], "-mamx-tile", "-mamx-bf16"]
 CUDA_ARCHS = ["80", "90", "100", "120"]  # compute capability x 10; PTX of 90 besides, for what is none of these
+# In place of 90, with what later GPUs do not have: wgmma. Alone, since of both a device of 9.0 would take which it likes.
+CUDA_90A = ["cuda/attention_wgmma.cu"]
 # As -ffp-contract=off: nvcc fuses by itself, and in one body of a kernel other than in the next (LayerNorm's sum of dy gamma
 # for rows on 16 bytes, not for others), so that bits would depend on where an array begins.
 NVCC_NUMBERS = ["-fmad=false"]
@@ -153,7 +155,8 @@ def nvcc_command(nvcc, include, source, output):
     """Kernels for each GPU of CUDA_ARCHS. ptxas says what each kernel takes: spilled registers are a test's business. Without
     exceptions nothing needs libstdc++; 177: a header's function that a file does not use."""
     archs = os.environ.get("TERAPIPE_CUDA_ARCHS", "").split() or CUDA_ARCHS
-    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+    here = ["90a" if a == "90" and str(source) in CUDA_90A else a for a in archs]
+    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in here]
     if archs == CUDA_ARCHS:
         targets.append("-gencode=arch=compute_90,code=compute_90")
     strict = ["-Werror", "all-warnings"] if os.environ.get("TERAPIPE_WERROR") == "1" else []

@@ -120,8 +120,17 @@ fill(tp_attention_args *a, const tp_attention *s, const void *q, const void *k, 
 }
 
 tp_status
-tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
-                          const void *v, void *o, float *lse)
+tp_cuda_attention_check(tp_attention_kernel kernel, const tp_cuda_properties *p)
+{
+    if (kernel != TP_ATTENTION_WGMMA || (p->major == 9 && p->minor == 0))
+        return TP_OK;
+    return tp_fail(TP_ERUNTIME, "device %d (%s) has compute capability %d.%d; attention by wgmma runs on 9.0 (Hopper) alone", p->index,
+                   p->name, p->major, p->minor);
+}
+
+tp_status
+tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
+                          const void *k, const void *v, void *o, float *lse)
 {
     tp_attention_args args;
     TP_TRY(check_shape(dtype, shape));
@@ -133,12 +142,14 @@ tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, const tp_attention *
     fill(&args, shape, q, k, v);
     args.out = o;
     args.lse_out = lse;
-    return dtype == TP_BF16 ? tp_attention_forward_bf16(stream, &args) : tp_attention_forward_f32(stream, &args);
+    if (dtype != TP_BF16)
+        return tp_attention_forward_f32(stream, &args);
+    return kernel == TP_ATTENTION_WGMMA ? tp_attention_forward_wgmma(stream, &args) : tp_attention_forward_bf16(stream, &args);
 }
 
 tp_status
-tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
-                           const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
+tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
+                           const void *k, const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
                            void *dk, void *dv)
 {
     static const char *const names[8] = {"q", "k", "v", "o", "d_o", "dq", "dk", "dv"};
@@ -164,7 +175,7 @@ tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, const tp_attention 
     if (dtype == TP_BF16) {
         TP_TRY(TP_LAUNCH(attention_delta_bf16, tp_grid1((groups + per_block - 1) / per_block), TP_ATTENTION_THREADS, 0, stream,
                          args));
-        return tp_attention_backward_bf16(stream, &args);
+        return kernel == TP_ATTENTION_WGMMA ? tp_attention_backward_wgmma(stream, &args) : tp_attention_backward_bf16(stream, &args);
     }
     TP_TRY(TP_LAUNCH(attention_delta_f32, tp_grid1((groups + per_block - 1) / per_block), TP_ATTENTION_THREADS, 0, stream, args));
     return tp_attention_backward_f32(stream, &args);

@@ -1,4 +1,5 @@
-/* Inside the attention kernels: attention.cu checks the arguments and chooses; attention_bf16.cu and attention_f32.cu run.
+/* Inside the attention kernels: attention.cu checks the arguments and chooses; attention_bf16.cu, attention_wgmma.cu and
+ * attention_f32.cu run.
  *
  * Causal attention of a slice over its context, tile by tile (Dao et al. 2022; Dao 2023), backward by pulling: dQ of the slice
  * from keys [0, C + S), dK and dV of the slice from queries [C, T). No atomics, and no sum whose order a slicing could change:
@@ -45,6 +46,10 @@ tp_status
 tp_attention_forward_bf16(tp_stream stream, const tp_attention_args *args);
 tp_status
 tp_attention_backward_bf16(tp_stream stream, const tp_attention_args *args);
+tp_status
+tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args);
+tp_status
+tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args);
 tp_status
 tp_attention_forward_f32(tp_stream stream, const tp_attention_args *args);
 tp_status

@@ -1,30 +1,6 @@
-#include "cuda/attention.h"
+#include "cuda/attention_bf16.h"
 
 #include "cuda/mma.h"
-
-/* What the tiles of a head read over and over, K and V or Q and dO, shall stay in the L2 cache, of which 32 MB are right for 50
- * (Dao-AILab/flash-attention, hopper/tile_scheduler.hpp). Blocks begin in the order x, y, z: of so many heads as fit (x) the
- * longest tiles first (y), then of the next (z). All heads at once would stream theirs from memory for every tile: 2 x 64 rows of
- * 128 bf16 for 64 queries are 64 FLOP a byte. */
-#ifndef TP_CUDA_CACHED_BYTES
-#define TP_CUDA_CACHED_BYTES (32 << 20)
-#endif
-
-static tp_grid
-grid_of(const tp_attention_args *args, int64_t tiles, int64_t rows)
-{
-    int64_t fit = (int64_t)TP_CUDA_CACHED_BYTES / (rows * args->dim * 4), most = fit < 1 ? 1 : fit;
-    int64_t groups = (args->items + most - 1) / most;
-    groups = groups < 65535 ? groups : 65535;
-    return tp_grid3((args->items + groups - 1) / groups, tiles, groups);
-}
-
-/* Of the last group some may be too many. */
-TP_DEVICE int
-block_item(void)
-{
-    return TP_BLOCK_Z * TP_BLOCKS_X + TP_BLOCK_X;
-}
 
 #define HD 64
 #define GROUPS 1

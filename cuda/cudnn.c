@@ -31,16 +31,6 @@ struct tp_cudnn {
     char caveat[640];
 };
 
-tp_status
-tp_cudnn_asked(int *asked)
-{
-    const char *told = getenv("TERAPIPE_ATTENTION");
-    *asked = told != NULL && strcmp(told, "cudnn") == 0;
-    if (told == NULL || *told == 0 || *asked || strcmp(told, "own") == 0)
-        return TP_OK;
-    return tp_fail(TP_EVALUE, "TERAPIPE_ATTENTION is \"%s\": \"own\" (or nothing) or \"cudnn\" would be right", told);
-}
-
 /* ---- what is said ------------------------------------------------------------------------------------------------------------ */
 
 static void
@@ -206,7 +196,7 @@ run(tp_cudnn *cudnn, const entry *one, int ours, const void *q, const void *k, c
     TP_TRY(tp_cuda_memset(cudnn->device, cudnn->stream, o, POISON, o_bytes(s)));
     TP_TRY(tp_cuda_memset(cudnn->device, cudnn->stream, lse, POISON, lse_bytes(s)));
     TP_TRY(tp_cuda_memset(cudnn->device, cudnn->stream, cudnn->workspace, POISON, tp_cudnn_plan_workspace(one->plan)));
-    TP_TRY(ours ? tp_cuda_attention_forward(cudnn->stream, TP_BF16, s, q, k, v, o, lse)
+    TP_TRY(ours ? tp_cuda_attention_forward(cudnn->stream, TP_BF16, TP_ATTENTION_MMA, s, q, k, v, o, lse)
                 : tp_cudnn_plan_run(&cudnn->place, one->plan, q, k, v, o, lse, cudnn->workspace));
     TP_TRY(tp_cuda_copy(cudnn->device, cudnn->stream, to->o, o, o_bytes(s), TP_CUDA_TO_HOST));
     TP_TRY(tp_cuda_copy(cudnn->device, cudnn->stream, to->lse, lse, lse_bytes(s), TP_CUDA_TO_HOST));

@@ -11,9 +11,6 @@
 
 typedef struct tp_cudnn tp_cudnn;
 
-/* What TERAPIPE_ATTENTION says: "own" (or nothing) or "cudnn". EVALUE: neither. */
-TP_MUST_USE tp_status
-tp_cudnn_asked(int *asked);
 /* For one stream of the device. workspace [bytes], on the device, aligned to 256 bytes: may be shared with what else runs on
  * the stream. ERUNTIME: cuDNN is missing, too old, or cannot be begun with (says where it was looked for). */
 TP_MUST_USE tp_status

@@ -107,19 +107,26 @@ tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, float *p, const float
 
 /* ---- attention: attention.cu ---------------------------------------------------------------------------------------- */
 
+/* Which of two computes bf16 (fp32 has one kernel, whatever is asked). Both keep the contract; their bits differ. WGMMA needs
+ * compute capability 9.0: elsewhere it fails on the device, so ask tp_cuda_attention_check once, before there is work. */
+typedef enum { TP_ATTENTION_MMA, TP_ATTENTION_WGMMA } tp_attention_kernel;
+
+/* ERUNTIME: this device cannot run that kernel. */
+TP_MUST_USE tp_status
+tp_cuda_attention_check(tp_attention_kernel kernel, const tp_cuda_properties *properties);
 /* The meaning of backend.h's attention_forward and attention_backward: q, k, v (and dq, dk, dv) point at row (0, 0), head 0,
  * qkv_stride elements between rows; o and d_o likewise with o_stride; lse and delta [B, H, T] fp32, natural logarithm.
  * bf16: D a multiple of 8 up to 128, strides multiples of 8, arrays on 16 bytes. fp32: D up to 128. EVALUE names what is out
  * of these bounds. Rows that backend.h does not name are neither read nor written: rows after the slice (forward), and q, o,
  * d_o, lse, delta before it (backward) may hold anything. */
 TP_MUST_USE tp_status
-tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
-                          const void *v, void *o, float *lse);
+tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
+                          const void *k, const void *v, void *o, float *lse);
 TP_MUST_USE tp_status
-tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
-                           const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
+tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
+                           const void *k, const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
                            void *dk, void *dv);
-/* For benchmarks and tests: bf16 tiles of 64 x groups rows (1 or 2) wherever both are built; 0: by the number of rows, as at
+/* For benchmarks and tests: MMA's bf16 tiles of 64 x groups rows (1 or 2) wherever both are built; 0: by the number of rows, as at
  * first. Process-wide; not while kernels are launched. The bits do not depend on it. */
 void
 tp_cuda_attention_force(int groups);

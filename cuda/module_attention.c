@@ -12,16 +12,16 @@ enum { Q, K, V, O, LSE, FORWARD, D_O = FORWARD, DELTA, DQ, DK, DV, BACKWARD };
 static PyObject *
 attention(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"dtype", "shape", "arrays", "groups", "stream", NULL};
+    static char *names[] = {"dtype", "shape", "arrays", "groups", "stream", "wgmma", NULL};
     tp_attention s;
     long long n[8];
     unsigned long long stream = 0;
     void *array[BACKWARD] = {0};
-    int dtype, groups = 0;
+    int dtype, groups = 0, wgmma = 0;
     PyObject *addresses;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i(LLLLLLLL)O!|iK:attention", names, &dtype, &n[0], &n[1], &n[2], &n[3],
-                                     &n[4], &n[5], &n[6], &n[7], &PyTuple_Type, &addresses, &groups, &stream))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i(LLLLLLLL)O!|iKp:attention", names, &dtype, &n[0], &n[1], &n[2], &n[3],
+                                     &n[4], &n[5], &n[6], &n[7], &PyTuple_Type, &addresses, &groups, &stream, &wgmma))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(addresses);
     if ((dtype != TP_F32 && dtype != TP_BF16) || groups < 0 || groups > 2 || (count != FORWARD && count != BACKWARD))
@@ -35,11 +35,12 @@ attention(PyObject *module, PyObject *args, PyObject *keywords)
     s.batch = n[0], s.heads = n[1], s.head_dim = n[2], s.slice = n[3];
     s.context = n[4], s.total = n[5], s.qkv_stride = n[6], s.o_stride = n[7];
     tp_stream on = (void *)(uintptr_t)stream;
+    tp_attention_kernel kernel = wgmma ? TP_ATTENTION_WGMMA : TP_ATTENTION_MMA;
     tp_cuda_attention_force(groups);
     tp_status status =
         count == FORWARD
-            ? tp_cuda_attention_forward(on, (tp_dtype)dtype, &s, array[Q], array[K], array[V], array[O], array[LSE])
-            : tp_cuda_attention_backward(on, (tp_dtype)dtype, &s, array[Q], array[K], array[V], array[O], array[D_O],
+            ? tp_cuda_attention_forward(on, (tp_dtype)dtype, kernel, &s, array[Q], array[K], array[V], array[O], array[LSE])
+            : tp_cuda_attention_backward(on, (tp_dtype)dtype, kernel, &s, array[Q], array[K], array[V], array[O], array[D_O],
                                          array[LSE], array[DELTA], array[DQ], array[DK], array[DV]);
     tp_cuda_attention_force(0);
     if (status != TP_OK)
@@ -135,8 +136,9 @@ static PyMethodDef methods[] = {
      "cudnn_attention(capsule, shape, addresses): as attention's forward in bf16, by cuDNN (cuda/cudnn.h); a shape that is new has "
      "its plan made first. Text about all shapes so far. ExecutionError: cuDNN has no plan. Addresses are not checked."},
     {"attention", (PyCFunction)(void (*)(void))attention, METH_VARARGS | METH_KEYWORDS,
-     "attention(dtype, (batch, heads, head_dim, slice, context, total, qkv_stride, o_stride), addresses, groups=0, stream=0): "
-     "enqueue the forward (five addresses) or the backward (ten) pass of a slice (cuda/kernels.h). Addresses are not checked."},
+     "attention(dtype, (batch, heads, head_dim, slice, context, total, qkv_stride, o_stride), addresses, groups=0, stream=0, "
+     "wgmma=False): enqueue the forward (five addresses) or the backward (ten) pass of a slice (cuda/kernels.h). Neither addresses "
+     "nor whether the device has wgmma are checked."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -174,7 +174,7 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     rank->base = (tp_device){.ops = &tp_cuda_device_ops, .heap = heap};
     rank->config = *config;
     rank->stream = tp_cuda_compute(rank->cuda);
-    rank->refused = "";
+    rank->asked = "";
     tp_heap_use(heap, &(tp_heap_hook){.context = rank, .take = heap_take, .give = heap_give});
     status = tp_cuda_event_create(rank->cuda, 1, &rank->origin);
     if (status != TP_OK) {
@@ -185,21 +185,54 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     return TP_OK;
 }
 
+enum { OWN, CUDNN, WGMMA };
+
+/* What TERAPIPE_ATTENTION says. */
+static tp_status
+attention_asked(int *asked)
+{
+    static const char *const names[] = {"own", "cudnn", "wgmma"};
+    const char *told = getenv("TERAPIPE_ATTENTION");
+    *asked = OWN;
+    if (told == NULL || *told == 0)
+        return TP_OK;
+    for (; *asked <= WGMMA; ++*asked)
+        if (strcmp(told, names[*asked]) == 0)
+            return TP_OK;
+    return tp_fail(TP_EVALUE, "TERAPIPE_ATTENTION is \"%s\": \"own\" (or nothing), \"cudnn\" or \"wgmma\" would be right", told);
+}
+
+/* Its rows have the same bits in every slice, so that reproducible runs may have it: on all ranks or on none. */
+static tp_status
+open_wgmma(tp_cuda_rank *rank)
+{
+    if (rank->config.dtype != TP_BF16) {
+        rank->asked = "TERAPIPE_ATTENTION=wgmma is without effect: attention by wgmma is of dtype \"bf16\", this is float32";
+        return TP_OK;
+    }
+    rank->attention = TP_ATTENTION_WGMMA;
+    rank->asked = "attention is computed by wgmma, as TERAPIPE_ATTENTION asks: other bits than the package's default, and never "
+                  "tried on a GPU by its authors";
+    return tp_cuda_attention_check(rank->attention, tp_cuda_device_properties(rank->cuda));
+}
+
 /* Workspace is what products have: so a plan's memory is the same where there is no cuDNN. After products, since cuDNN finds the
  * cublasLt that is loaded (9.28 ends the process where it finds none). */
 static tp_status
 open_attention(tp_cuda_rank *rank)
 {
     int asked;
-    TP_TRY(tp_cudnn_asked(&asked));
-    if (!asked)
+    TP_TRY(attention_asked(&asked));
+    if (asked == WGMMA)
+        return open_wgmma(rank);
+    if (asked == OWN)
         return TP_OK;
     if (rank->config.reproducible)
-        rank->refused = "TERAPIPE_ATTENTION=cudnn is without effect: the bits of cuDNN's attention depend on the slices, and "
-                        "reproducible=True keeps the package's own";
+        rank->asked = "TERAPIPE_ATTENTION=cudnn is without effect: the bits of cuDNN's attention depend on the slices, and "
+                      "reproducible=True keeps the package's own";
     else if (rank->config.dtype != TP_BF16)
-        rank->refused = "TERAPIPE_ATTENTION=cudnn is without effect: cuDNN's attention is of dtype \"bf16\", this is float32";
-    if (*rank->refused != 0)
+        rank->asked = "TERAPIPE_ATTENTION=cudnn is without effect: cuDNN's attention is of dtype \"bf16\", this is float32";
+    if (*rank->asked != 0)
         return TP_OK;
     return tp_cudnn_open(rank->cuda, rank->stream, rank->workspace, TP_CUDA_GEMM_BYTES, &rank->cudnn);
 }
@@ -394,7 +427,7 @@ static const char *
 device_caveat(const tp_device *device)
 {
     tp_cuda_rank *rank = tp_cuda_rank_of((tp_device *)(uintptr_t)device);
-    const char *const part[] = {rank->caveat, rank->gemm != NULL ? tp_gemm_caveat(rank->gemm) : "", rank->refused,
+    const char *const part[] = {rank->caveat, rank->gemm != NULL ? tp_gemm_caveat(rank->gemm) : "", rank->asked,
                                 rank->cudnn != NULL ? tp_cudnn_caveat(rank->cudnn) : ""};
     size_t used = 0;
     rank->told[0] = 0;

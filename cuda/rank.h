@@ -6,6 +6,7 @@
 #include "cuda/cudnn.h"
 #include "cuda/device.h"
 #include "cuda/gemm.h"
+#include "cuda/kernels.h"
 
 #define TP_CUDA_GEMM_BYTES ((size_t)32 << 20) /* on every device, so that a plan need not know which (gemm.h: at most) */
 
@@ -42,6 +43,7 @@ typedef struct {
     tp_stream stream; /* compute */
     tp_gemm *gemm;
     tp_cudnn *cudnn;  /* NULL: attention is our kernels' */
+    tp_attention_kernel attention; /* which of them */
     void *workspace;  /* TP_CUDA_GEMM_BYTES, of products and of cuDNN's plans, as one runs after the other; then `partial` */
     void *partial;    /* of sums over rows and of squares */
     tp_stream aside;              /* of swaps beside the work; NULL: there were none yet */
@@ -56,7 +58,7 @@ typedef struct {
     tp_cuda_stretch *capturing; /* between stretch_begin and stretch_end */
     int64_t replayed;           /* stretches launched as graphs, ever */
     char caveat[512];           /* why the first stretch that was not captured was not; "": all are */
-    const char *refused;        /* why cuDNN was asked for in vain; "": it was not */
+    const char *asked;          /* what came of TERAPIPE_ATTENTION, where cuDNN does not say it; "": nothing to say */
     char told[1536];            /* all caveats */
 } tp_cuda_rank;
 

@@ -100,6 +100,8 @@ typedef struct {
 #define TP_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 /* The launch's dynamic shared memory: char *, 16-byte aligned. Launches may ask for up to 227 KB where the GPU has them. */
 #define TP_SHARED_DYNAMIC(name) extern __shared__ __align__(16) char name[]
+/* The same on 1024 bytes, as tiles that wgmma reads must be; in a file that has no other. */
+#define TP_SHARED_TILES(name) extern __shared__ __align__(1024) char name[]
 
 #define TP_LD(pointer) (*(pointer))
 #define TP_ST(pointer, value) ((void)(*(pointer) = (value)))
@@ -275,6 +277,7 @@ tp_simt_set_order(int order);
     static const char name##_site = 0; \
     type *const name = (type *)tp_simt_shared(&name##_site, sizeof(type) * (size_t)(count), #name)
 #define TP_SHARED_DYNAMIC(name) char *const name = (char *)tp_simt_dynamic()
+#define TP_SHARED_TILES(name) TP_SHARED_DYNAMIC(name)
 
 #define TP_CHECKED(pointer, bytes, align) tp_simt_check(TP_SITE, (pointer), (bytes), (align))
 #define TP_LD(pointer) (*(TP_CHECKED((pointer), sizeof *(pointer), sizeof *(pointer)), (pointer)))

@@ -55,6 +55,7 @@ def attention(
     arrays: tuple[int, ...],
     groups: int = ...,
     stream: int = ...,
+    wgmma: bool = ...,
 ) -> None: ...
 def cudnn(workspace: int, bytes: int, device: int = ..., stream: int = ..., /) -> CapsuleType: ...
 def cudnn_attention(

@@ -1,5 +1,5 @@
 /* Kernels, right and wrong, that test_cuda_attention.py runs on the emulator: what must work, and what must be found. */
-#include "cuda/mma.h"
+#include "cuda/wgmma.h"
 
 typedef struct {
     int fault;
@@ -129,6 +129,66 @@ TP_KERNEL(case_race, case_args)
         TP_ST(a.y + 64 + i, v + TP_LD(a.y + i));
 }
 
+/* What is wrong with the kernel of a warpgroup's products. */
+enum {
+    NO_REGISTER_FENCE = 1, NO_COMMIT, EARLY, OVERWRITTEN, OTHER_TILE, GROUP_ENDED, NO_PROXY_FENCE, NO_BLOCK_BARRIER, LATE_PROXY_FENCE,
+};
+#define CASE_SHARED (48 * 1024)
+
+/* y (64 x n) = 1 + the sum of products; `words` is n, their count, whether A is in registers, and of each A's and B's descriptor.
+ * Shared memory is `image`; A in registers are matrices of 64 x 16 at x. */
+TP_KERNEL(case_wgmma, case_args)
+{
+    TP_SHARED_TILES(shared);
+    const uint64_t *words = (const uint64_t *)(const void *)a.b;
+    const tp_bf16 *matrix = (const tp_bf16 *)(const void *)a.x;
+    int n = (int)TP_LD(words), count = (int)TP_LD(words + 1), registers = (int)TP_LD(words + 2), lane = TP_THREAD % TP_WARP;
+    int row = TP_THREAD % TP_WARPGROUP / TP_WARP * 16 + lane / 4, odd = TP_THREAD == 37;
+    uint32_t fa[4][4];
+    float d[64];
+    for (int i = 0; i < 64; i++)
+        d[i] = 1.0f;
+    for (int i = TP_THREAD; i < CASE_SHARED / 16; i += TP_THREADS) {
+        TP_COPY16(shared + 16 * i, a.a + 8 * i, 16);
+        TP_COPY_COMMIT();
+        TP_COPY_WAIT(0);
+    }
+    if (a.fault != NO_PROXY_FENCE && a.fault != LATE_PROXY_FENCE)
+        TP_FENCE_ASYNC();
+    if (a.fault != NO_BLOCK_BARRIER)
+        TP_SYNC();
+    if (a.fault == LATE_PROXY_FENCE)
+        TP_FENCE_ASYNC();
+    if (a.fault == GROUP_ENDED && odd)
+        return;
+    if (a.fault != NO_REGISTER_FENCE)
+        TP_WGMMA_FENCE();
+    for (int p = 0; p < count; p++) {
+        uint64_t at = TP_LD(words + 3 + 2 * p) + (a.fault == OTHER_TILE && odd ? 2 : 0), bt = TP_LD(words + 4 + 2 * p);
+        for (int i = 0; i < 4 && registers; i++)
+            fa[p][i] = TP_LD((const uint32_t *)(const void *)(matrix + p * 1024 + (row + 8 * (i & 1)) * 16 + 2 * (lane % 4) + 4 * (i & 2)));
+        if (registers && n == 64)
+            TP_WGMMA_RS(64, d, fa[p], bt, 1);
+        else if (registers)
+            TP_WGMMA_RS(128, d, fa[p], bt, 1);
+        else if (n == 64)
+            TP_WGMMA_SS(64, d, at, bt, 1);
+        else
+            TP_WGMMA_SS(128, d, at, bt, 1);
+    }
+    if (a.fault != NO_COMMIT)
+        TP_WGMMA_COMMIT();
+    if (a.fault == OVERWRITTEN) {
+        TP_SYNC();
+        ((float *)(void *)shared)[TP_THREAD] = 0.0f;
+    }
+    if (a.fault != EARLY)
+        TP_WGMMA_WAIT(0);
+    for (int i = 0; i < n / 2; i++)
+        TP_ST(a.y + (row + 4 * (i & 2)) * n + i / 4 * 8 + 2 * (lane % 4) + (i & 1), d[i]);
+    TP_WGMMA_WAIT(0);
+}
+
 tp_status
 simt_case(const char *name, int fault, int threads, const float *x, float *y, const tp_bf16 *a, const tp_bf16 *b)
 {
@@ -144,5 +204,7 @@ simt_case(const char *name, int fault, int threads, const float *x, float *y, co
         return TP_LAUNCH(case_shuffle, tp_grid1(1), threads, 0, NULL, args);
     if (strcmp(name, "race") == 0)
         return TP_LAUNCH(case_race, tp_grid1(2), 64, 0, NULL, args);
+    if (strcmp(name, "wgmma") == 0)
+        return TP_LAUNCH(case_wgmma, tp_grid1(1), threads, CASE_SHARED, NULL, args);
     return TP_LAUNCH(case_mma, tp_grid1(1), threads, 0, NULL, args);
 }

@@ -20,9 +20,10 @@ if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
 
 # What simt_cases.cu stands on, as tests/cuda_emu.py built it.
-OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/device", "cuda/emu/graph", "cuda/emu/order",
+OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/wgmma", "cuda/emu/device", "cuda/emu/graph", "cuda/emu/order",
            "cuda/emu/apart", "cuda/device_common", "cuda/faults", "csrc/base/status", "csrc/base/clock"]  # fmt: skip
 F32, BF16 = 0, 1
+MMA, WGMMA = 0, 1  # tp_attention_kernel of cuda/kernels.h
 POISON = 0xFF  # four bytes of it: NaN, in fp32 and in bf16
 
 
@@ -216,8 +217,8 @@ def oracle(qkv, d_o):
 class Attention:
     """One sequence batch in device memory: rows of qkv [3][H][D] and o [H][D] with gaps behind, all poisoned at first."""
 
-    def __init__(self, emu, dtype, B, H, D, T, gap=0, seed=0):
-        self.emu, self.dtype, self.shape, self.gap = emu, dtype, (B, H, D, T), gap
+    def __init__(self, emu, dtype, B, H, D, T, gap=0, seed=0, kernel=MMA):
+        self.emu, self.dtype, self.kernel, self.shape, self.gap = emu, dtype, kernel, (B, H, D, T), gap
         rng = np.random.default_rng(seed)
         np_type, self.encode, self.decode = (np.uint16, to_bf16, from_bf16) if dtype == BF16 else (
             np.float32, lambda x: np.asarray(x, np.float32), lambda x: x)  # fmt: skip
@@ -247,7 +248,7 @@ class Attention:
         B, H, D, T = self.shape
         shape = Shape(B, H, D, rows, context, T, *self.width)
         call = getattr(self.emu, f"tp_cuda_attention_{name}")
-        status = call(None, self.dtype, ctypes.byref(shape), *arrays)
+        status = call(None, self.dtype, self.kernel, ctypes.byref(shape), *arrays)
         assert status == 0, self.emu.tp_error_message()
 
     def run(self, slices):
@@ -365,7 +366,7 @@ def test_an_error_names_the_kernel(emu, groups, dim, name):
     shape, memory = Shape(1, 1, dim, 8, 0, 8, 3 * dim, dim), aligned(8 * 3 * dim, np.uint16)
     assert emu.tp_simt_range_add(address(memory), ctypes.c_size_t(16)) == 0
     try:
-        assert emu.tp_cuda_attention_forward(None, BF16, ctypes.byref(shape), *[address(memory)] * 5) != 0
+        assert emu.tp_cuda_attention_forward(None, BF16, MMA, ctypes.byref(shape), *[address(memory)] * 5) != 0
     finally:
         emu.tp_simt_range_remove(address(memory))
         emu.tp_cuda_attention_force(0)
@@ -389,17 +390,17 @@ def test_bad_shapes_are_refused(emu, dtype, change, text):
     for name, value in change.items():
         setattr(shape, name, value)
     memory = address(aligned(64, np.float32))
-    assert emu.tp_cuda_attention_forward(None, dtype, ctypes.byref(shape), *[memory] * 5) != 0
+    assert emu.tp_cuda_attention_forward(None, dtype, MMA, ctypes.byref(shape), *[memory] * 5) != 0
     assert text in emu.tp_error_message().decode()
-    assert emu.tp_cuda_attention_backward(None, dtype, ctypes.byref(shape), *[memory] * 10) != 0
+    assert emu.tp_cuda_attention_backward(None, dtype, MMA, ctypes.byref(shape), *[memory] * 10) != 0
 
 
 def test_bad_pointers_are_refused(emu):
     shape, memory = Shape(1, 2, 64, 8, 8, 16, 384, 128), aligned(64, np.float32)
     good, odd = address(memory), address(memory, 1)
-    assert emu.tp_cuda_attention_forward(None, BF16, ctypes.byref(shape), good, odd, good, good, good) != 0
+    assert emu.tp_cuda_attention_forward(None, BF16, MMA, ctypes.byref(shape), good, odd, good, good, good) != 0
     assert "attention on CUDA: k is at 0x" in emu.tp_error_message().decode()
-    assert emu.tp_cuda_attention_backward(None, F32, ctypes.byref(shape), *[good] * 9, None) != 0
+    assert emu.tp_cuda_attention_backward(None, F32, MMA, ctypes.byref(shape), *[good] * 9, None) != 0
     assert "dv is at" in emu.tp_error_message().decode()
 
 

@@ -21,16 +21,18 @@
 #define SIMT_THREADS 1024
 #define SIMT_STACK (64 * 1024 * (1 + 3 * SIMT_ASAN)) /* with an unmapped page below it */
 #define SIMT_PAGE 4096
-#define SIMT_SHARED (228 * 1024 + 49152)
+#define SIMT_SHARED (229 * 1024 + 49152)
 #define SIMT_DYNAMIC (227 * 1024) /* the most a block may have on sm_90 and sm_100 */
 #define SIMT_STATIC (48 * 1024)
 #define SIMT_GUARD 64
+#define SIMT_TILES 1024 /* dynamic shared memory begins at a multiple, as TP_SHARED_TILES asks */
 #define SIMT_ARRAYS 32
 #define SIMT_COPIES 64
+#define SIMT_WARPGROUP 128
 #define SIMT_RANGES 8
 #define SIMT_ARGUMENTS 4096 /* what every GPU takes (CUDA Programming Guide, kernel parameters) */
 
-typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_BLOCK, SIMT_ENDED } simt_state;
+typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_WARPGROUP, SIMT_AT_BLOCK, SIMT_ENDED } simt_state;
 
 typedef struct {
     void *shared;
@@ -43,7 +45,7 @@ typedef struct {
     tp_simt_thread self;
     simt_state state;
     const char *site;            /* where it waits */
-    void (*work)(void **lanes);  /* what for, at a meeting of the warp */
+    void (*work)(void **lanes);  /* what for, at a meeting of the warp or warpgroup */
     void *mine;
     int copies, first_copy, group, groups_done;
     simt_copy copy[SIMT_COPIES]; /* a ring, oldest at first_copy */
@@ -68,7 +70,8 @@ typedef struct {
     const char *name;
     const void *arguments;
     int threads, current, at_block, ended, order;
-    int at_warp[SIMT_THREADS / TP_WARP];
+    int at_warp[SIMT_THREADS / TP_WARP], at_warpgroup[SIMT_THREADS / SIMT_WARPGROUP];
+    struct simt_products *products; /* of wgmma, NULL before the first (cuda/emu/wgmma.c) */
     int arrays;
     simt_array array[SIMT_ARRAYS]; /* [0] is the dynamic one */
     size_t used, used_static;
@@ -85,6 +88,15 @@ extern __thread simt_machine *tp_simt_machine __attribute__((visibility("hidden"
 /* Ends the launch from inside a fiber. */
 void
 tp_simt_fail(simt_machine *m, const char *format, ...) TP_PRINTF(2, 3);
+
+/* As tp_simt_meet, of the 128 threads of a warpgroup. */
+void
+tp_simt_meet_warpgroup(const char *site, void (*work)(void **lanes), void *mine);
+/* A block begins; and has ended: the line of a product that was not waited for, or NULL. */
+void
+tp_simt_products_begin(simt_machine *m);
+const char *
+tp_simt_products_left(const simt_machine *m);
 
 /* What cuda/emu/race.c is told, in a build that looks for races; else nothing. */
 #ifdef TP_CUDA_RACES
@@ -106,6 +118,12 @@ void
 tp_race_depart(const void *shared, size_t bytes);
 void
 tp_race_land(const void *shared, size_t bytes);
+/* The current fiber has told the asynchronous proxy of what it wrote. */
+void
+tp_race_fence(void);
+/* A product of its warpgroup begins, or has ended, to read these bytes of shared memory by that proxy. */
+void
+tp_race_product(const void *shared, size_t bytes, int begins);
 #else
 #define tp_race_grid() ((void)0)
 #define tp_race_block() ((void)0)
@@ -114,6 +132,8 @@ tp_race_land(const void *shared, size_t bytes);
 #define tp_race_touch(pointer, bytes, writes) ((void)0)
 #define tp_race_depart(shared, bytes) ((void)0)
 #define tp_race_land(shared, bytes) ((void)0)
+#define tp_race_fence() ((void)0)
+#define tp_race_product(shared, bytes, begins) ((void)0)
 #endif
 
 #endif

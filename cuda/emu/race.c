@@ -28,6 +28,8 @@ typedef struct {
     uintptr_t at; /* address / GRAIN; 0: a free cell */
     access wrote, read;
     uint32_t flying; /* the block of an asynchronous copy under way */
+    uint32_t fences; /* its writer's, when it wrote */
+    int products;    /* of wgmma that read it, under way */
     int blocks_read; /* several blocks of the grid have read it */
 } cell;
 
@@ -35,6 +37,7 @@ typedef struct {
     cell *cells;
     size_t count, room; /* room: a power of two */
     uint32_t block, first, barrier, meeting[SIMT_THREADS / TP_WARP];
+    uint32_t fences[SIMT_THREADS], fenced[SIMT_THREADS]; /* of a fiber in this block: so many, so many before the last barrier */
 } watcher;
 
 static __thread watcher watching;
@@ -90,12 +93,15 @@ tp_race_block(void)
     watching.block++;
     watching.barrier = 0;
     memset(watching.meeting, 0, sizeof watching.meeting);
+    memset(watching.fences, 0, sizeof watching.fences);
+    memset(watching.fenced, 0, sizeof watching.fenced);
 }
 
 void
 tp_race_met(void)
 {
     watching.barrier++;
+    memcpy(watching.fenced, watching.fences, sizeof watching.fenced);
 }
 
 void
@@ -130,8 +136,10 @@ refresh(cell *c, int shared)
         return;
     if (c->wrote.block != watching.block)
         c->wrote = (access){.thread = NOBODY};
-    if (c->read.block != watching.block)
+    if (c->read.block != watching.block) {
         c->read = (access){.thread = NOBODY};
+        c->products = 0;
+    }
     c->blocks_read = 0;
 }
 
@@ -140,6 +148,8 @@ fault_of(const cell *c, const access *now, int writes, int shared)
 {
     if (c->flying == now->block)
         return "touches what an asynchronous copy may be writing";
+    if (writes && c->products > 0)
+        return "writes what a product under way may be reading";
     if (!shared && c->wrote.block != 0 && c->wrote.block != now->block)
         return writes ? "writes what another block writes" : "reads what another block writes";
     if (c->wrote.block == now->block && !ordered(&c->wrote, now))
@@ -177,6 +187,15 @@ is_shared(const simt_machine *m, uintptr_t at)
 }
 
 static void
+found(simt_machine *m, const char *fault, int shared, size_t bytes, const void *pointer, const void *caller)
+{
+    Dl_info where = {0};
+    (void)dladdr(caller, &where);
+    tp_simt_fail(m, "race: it %s, in %s memory (%zu bytes at %p; code %s+%#lx)", fault, shared ? "shared" : "global", bytes, pointer,
+                 where.dli_fname ? where.dli_fname : "?", (unsigned long)((uintptr_t)caller - (uintptr_t)where.dli_fbase));
+}
+
+static void
 touch(const void *pointer, size_t bytes, int writes, const void *caller)
 {
     simt_machine *m = tp_simt_machine;
@@ -190,17 +209,14 @@ touch(const void *pointer, size_t bytes, int writes, const void *caller)
         cell *c = cell_of(grain);
         refresh(c, shared);
         const char *fault = fault_of(c, &now, writes, shared);
-        if (fault != NULL) {
-            Dl_info where = {0};
-            (void)dladdr(caller, &where);
-            tp_simt_fail(m, "race: it %s, in %s memory (%zu bytes at %p; code %s+%#lx)", fault, shared ? "shared" : "global", bytes,
-                         pointer, where.dli_fname ? where.dli_fname : "?",
-                         (unsigned long)((uintptr_t)caller - (uintptr_t)where.dli_fbase));
-        }
-        if (writes)
+        if (fault != NULL)
+            found(m, fault, shared, bytes, pointer, caller);
+        if (writes) {
             c->wrote = now;
-        else
+            c->fences = watching.fences[m->current];
+        } else {
             note_read(c, &now);
+        }
     }
 }
 
@@ -225,6 +241,45 @@ tp_race_land(const void *shared, size_t bytes)
         cell *c = cell_of(grain);
         c->flying = 0;
         c->wrote = now_of(tp_simt_machine->current);
+        c->fences = watching.fences[c->wrote.thread];
+    }
+}
+
+/* ---- wgmma ------------------------------------------------------------------------------------------------------------------ */
+
+void
+tp_race_fence(void)
+{
+    watching.fences[tp_simt_machine->current]++;
+}
+
+/* Its writers' fences lie between the writes and a barrier: so CUTLASS has it (PTX ISA 9.0, 9.7.15.4, asks for a fence). Which of
+ * the four warps reads what nobody knows: behind a barrier of all it is over. */
+static const char *
+fault_of_product(const cell *c)
+{
+    if (c->flying == watching.block)
+        return "multiplies what an asynchronous copy may be writing";
+    if (c->wrote.block == 0)
+        return "multiplies shared memory that nobody has written";
+    if (c->wrote.barrier >= watching.barrier)
+        return "multiplies, with no barrier between, what a thread wrote";
+    if (watching.fenced[c->wrote.thread] <= c->fences)
+        return "multiplies what a thread wrote and told by no fence";
+    return NULL;
+}
+
+void
+tp_race_product(const void *shared, size_t bytes, int begins)
+{
+    for (uintptr_t grain = (uintptr_t)shared / GRAIN; grain < ((uintptr_t)shared + bytes) / GRAIN; grain++) {
+        cell *c = cell_of(grain);
+        refresh(c, 1);
+        const char *fault = begins ? fault_of_product(c) : NULL;
+        if (fault != NULL)
+            found(tp_simt_machine, fault, 1, bytes, shared, __builtin_return_address(0));
+        c->products += begins ? 1 : -1;
+        c->read = (access){watching.block, watching.barrier, 0, SEVERAL};
     }
 }
 

@@ -191,21 +191,25 @@ check_guards(simt_machine *m)
     }
 }
 
-/* No thread can run and not all have ended: say who waits where. */
+/* No thread can run and not all have ended: say who waits where. Who waits for its warp is nearer to the cause than who waits for
+ * its warpgroup, and that one than who waits for the block. */
 static void
 fail_divergent(simt_machine *m)
 {
-    int first = -1, other = -1, warp = 0;
-    for (int i = 0; i < m->threads && !warp; i++)
-        if ((warp = m->fiber[i].state == SIMT_AT_WARP) || (m->fiber[i].state == SIMT_AT_BLOCK && first < 0))
-            first = i; /* who waits for its warp is nearer to the cause than who waits for the block */
-    int from = warp ? first & ~(TP_WARP - 1) : 0;
-    for (int i = from; i < (warp ? from + TP_WARP : m->threads) && other < 0; i++)
+    static const char *const what[] = {"operation of a warp", "operation of a warpgroup", "barrier"};
+    int first = -1, other = -1, state = SIMT_AT_WARP;
+    for (; first < 0; state++)
+        for (int i = 0; i < m->threads && first < 0; i++)
+            first = m->fiber[i].state == (simt_state)state ? i : -1;
+    state = m->fiber[first].state;
+    int span = state == SIMT_AT_WARP ? TP_WARP : state == SIMT_AT_WARPGROUP ? SIMT_WARPGROUP : SIMT_THREADS;
+    int from = first / span * span, end = from + span < m->threads ? from + span : m->threads;
+    for (int i = from; i < end && other < 0; i++)
         if (m->fiber[i].state != m->fiber[first].state)
             other = i;
     const simt_fiber *a = &m->fiber[first], *b = &m->fiber[other < 0 ? first : other];
-    machine_fail(m, first, "divergent %s: it waits at %s, thread %d %s%s", warp ? "operation of a warp" : "barrier", a->site,
-                 b->self.thread, b->state == SIMT_ENDED ? "has ended" : "waits at ", b->state == SIMT_ENDED ? "" : b->site);
+    machine_fail(m, first, "divergent %s: it waits at %s, thread %d %s%s", what[state - SIMT_AT_WARP], a->site, b->self.thread,
+                 b->state == SIMT_ENDED ? "has ended" : "waits at ", b->state == SIMT_ENDED ? "" : b->site);
 }
 
 /* ---- meetings ----------------------------------------------------------------------------------------------------------- */
@@ -231,34 +235,52 @@ tp_simt_sync(const char *site)
     tp_race_met();
 }
 
-void
-tp_simt_meet(const char *site, void (*work)(void **lanes), void *mine)
+/* Of `count` threads, which lie side by side; *met of them have come. */
+static void
+meet(const char *site, int count, int *met, simt_state state, void (*work)(void **lanes), void *mine)
 {
     simt_machine *m = tp_simt_machine;
     simt_fiber *fiber = &m->fiber[m->current];
-    int from = m->current & ~(TP_WARP - 1);
-    void *lanes[TP_WARP];
+    int from = m->current / count * count;
+    void *lanes[SIMT_WARPGROUP];
     fiber->site = site;
     fiber->work = work;
     fiber->mine = mine;
-    if (++m->at_warp[from / TP_WARP] < TP_WARP) {
-        fiber->state = SIMT_AT_WARP;
+    if (++*met < count) {
+        fiber->state = state;
         switch_away(m);
         return;
     }
-    for (int i = from; i < from + TP_WARP; i++) {
+    for (int i = from; i < from + count; i++) {
         simt_fiber *other = &m->fiber[i];
         if (other->work != work || (other->site != site && strcmp(other->site, site) != 0))
-            tp_simt_fail(m, "divergent operation of a warp: it is at %s, thread %d at %s", site, other->self.thread,
-                        other->site);
-        lanes[other->self.thread % TP_WARP] = other->mine;
+            tp_simt_fail(m, "divergent operation of a warp%s: it is at %s, thread %d at %s", count > TP_WARP ? "group" : "", site,
+                         other->self.thread, other->site);
+        lanes[other->self.thread % count] = other->mine;
         other->state = SIMT_RUNS;
     }
-    m->at_warp[from / TP_WARP] = 0;
+    *met = 0;
     if (work)
         work(lanes);
     else
         tp_race_met_warp(from / TP_WARP); /* shuffles and matrix operations order no memory (PTX ISA, shfl.sync) */
+}
+
+void
+tp_simt_meet(const char *site, void (*work)(void **lanes), void *mine)
+{
+    simt_machine *m = tp_simt_machine;
+    meet(site, TP_WARP, &m->at_warp[m->current / TP_WARP], SIMT_AT_WARP, work, mine);
+}
+
+void
+tp_simt_meet_warpgroup(const char *site, void (*work)(void **lanes), void *mine)
+{
+    simt_machine *m = tp_simt_machine;
+    if (m->threads % SIMT_WARPGROUP)
+        tp_simt_fail(m, "%s: an operation of a warpgroup in a block of %d threads, no multiple of %d", site, m->threads,
+                     SIMT_WARPGROUP);
+    meet(site, SIMT_WARPGROUP, &m->at_warpgroup[m->current / SIMT_WARPGROUP], SIMT_AT_WARPGROUP, work, mine);
 }
 
 typedef struct {
@@ -404,6 +426,7 @@ machine_free(void *argument)
         return;
     if (m->stacks)
         munmap(m->stacks, (size_t)SIMT_THREADS * (SIMT_STACK + SIMT_PAGE));
+    free(m->products);
     free(m->shared);
     free(m);
 }
@@ -428,7 +451,7 @@ machine_get(void)
     void *stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks != MAP_FAILED)
         m->stacks = stacks;
-    if (stacks == MAP_FAILED || posix_memalign(&shared, 1024, SIMT_SHARED + 2 * SIMT_ARRAYS * SIMT_GUARD)) {
+    if (stacks == MAP_FAILED || posix_memalign(&shared, SIMT_TILES, SIMT_SHARED + 2 * SIMT_ARRAYS * SIMT_GUARD)) {
         machine_free(m);
         return tp_fail(TP_EMEMORY, "the emulator of CUDA has no memory for %zu bytes of stacks", bytes);
     }
@@ -445,9 +468,12 @@ static void
 run_block(simt_machine *m, int x, int y, int z, size_t smem)
 {
     tp_race_block();
-    m->used = m->used_static = 0;
+    m->used = SIMT_TILES - SIMT_GUARD; /* where the dynamic array's front guard lies */
+    m->used_static = 0;
     m->arrays = m->at_block = m->ended = 0;
     memset(m->at_warp, 0, sizeof m->at_warp);
+    memset(m->at_warpgroup, 0, sizeof m->at_warpgroup);
+    tp_simt_products_begin(m);
     (void)shared_add(m, NULL, "(dynamic)", smem);
     for (int i = 0; i < m->threads; i++) {
         tp_simt_thread *self = &m->fiber[i].self;
@@ -466,6 +492,9 @@ run_block(simt_machine *m, int x, int y, int z, size_t smem)
         }
         switch_to(m, next);
     }
+    const char *left = tp_simt_products_left(m);
+    if (left != NULL)
+        machine_fail(m, -1, "%s: nobody waits for this product", left);
 }
 
 typedef struct {

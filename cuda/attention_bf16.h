@@ -1,0 +1,130 @@
+/* What the bf16 attention kernels of both kinds share, by mma.sync (attention_bf16.cu) and by wgmma (attention_wgmma.cu): the
+ * order of blocks, and what is done to accumulators. Those of a warp's 16 rows lie alike in the lanes for both: [n / 8][4] as in
+ * cuda/mma.h, of n columns. */
+#ifndef TP_CUDA_ATTENTION_BF16_H
+#define TP_CUDA_ATTENTION_BF16_H
+
+#include "cuda/attention.h"
+
+/* What the tiles of a head read over and over, K and V or Q and dO, shall stay in the L2 cache, of which 32 MB are right for 50
+ * (Dao-AILab/flash-attention, hopper/tile_scheduler.hpp). Blocks begin in the order x, y, z: of so many heads as fit (x) the
+ * longest tiles first (y), then of the next (z). All heads at once would stream theirs from memory for every tile: 2 x 64 rows of
+ * 128 bf16 for 64 queries are 64 FLOP a byte. */
+#ifndef TP_CUDA_CACHED_BYTES
+#define TP_CUDA_CACHED_BYTES (32 << 20)
+#endif
+
+static inline tp_grid
+attention_grid(const tp_attention_args *args, int64_t tiles, int64_t rows)
+{
+    int64_t fit = (int64_t)TP_CUDA_CACHED_BYTES / (rows * args->dim * 4), most = fit < 1 ? 1 : fit;
+    int64_t groups = (args->items + most - 1) / most;
+    groups = groups < 65535 ? groups : 65535;
+    return tp_grid3((args->items + groups - 1) / groups, tiles, groups);
+}
+
+/* Of the last group some may be too many. */
+TP_DEVICE int
+attention_item(void)
+{
+    return TP_BLOCK_Z * TP_BLOCKS_X + TP_BLOCK_X;
+}
+
+/* f: an m16 group's accumulators [n / 8][4], rounded, as A fragments [n / 16][4]. */
+TP_DEVICE void
+attention_round(uint32_t *f, const float *acc, int n)
+{
+    TP_UNROLL
+    for (int i = 0; i < n / 4; i++)
+        f[i] = tp_pack_bf16(acc[2 * i], acc[2 * i + 1]);
+}
+
+/* One m16 group: scores s [n / 8][4] -> probabilities relative to the rows' new maxima; what was summed before is to be taken
+ * times factor[2], as sum is. */
+TP_DEVICE void
+attention_softmax(float *s, int n, float *top, float *sum, float *factor, float scale2)
+{
+    TP_UNROLL
+    for (int i = 0; i < 2; i++) {
+        float m = top[i], total = 0.0f;
+        TP_UNROLL
+        for (int b = 0; b < n / 8; b++)
+            m = tp_maxf(m, tp_maxf(s[b * 4 + 2 * i], s[b * 4 + 2 * i + 1]));
+        m = tp_maxf(m, TP_SHFL_XOR_F(m, 1));
+        m = tp_maxf(m, TP_SHFL_XOR_F(m, 2));
+        float less = m * scale2;
+        factor[i] = tp_exp2f((top[i] - m) * scale2);
+        TP_UNROLL
+        for (int b = 0; b < n / 8; b++)
+            TP_UNROLL
+            for (int j = 0; j < 2; j++) {
+                float *x = s + b * 4 + 2 * i + j;
+                *x = tp_exp2f(tp_fmaf(*x, scale2, -less));
+                total += *x;
+            }
+        top[i] = m;
+        sum[i] = tp_fmaf(sum[i], factor[i], total);
+    }
+}
+
+/* An m16 group's accumulators [n / 8][4] times its rows' factors. */
+TP_DEVICE void
+attention_rescale(float *out, int n, const float *factor)
+{
+    TP_UNROLL
+    for (int i = 0; i < n / 2; i++)
+        out[i] *= factor[i >> 1 & 1];
+}
+
+/* s[n / 8][4] of keys [key, key + n) and queries from t: keys after their query become `hidden`. */
+TP_DEVICE void
+attention_mask(float *s, int t, int key, int n, float hidden)
+{
+    int lane = TP_THREAD % TP_WARP, query = t + lane / 4, first = key + 2 * (lane % 4);
+    TP_UNROLL
+    for (int i = 0; i < n / 2; i++)
+        if (first + i / 4 * 8 + (i & 1) > query + (i & 2) * 4)
+            s[i] = hidden;
+}
+
+/* s: scores -> dS = P (dP - delta), for one m16 group of queries (rows). */
+TP_DEVICE void
+attention_gradient_rows(float *s, const float *dp, int n, const float *less, const float *delta, float scale2)
+{
+    TP_UNROLL
+    for (int i = 0; i < n / 2; i++) {
+        int r = i >> 1 & 1;
+        s[i] = tp_exp2f(tp_fmaf(s[i], scale2, -less[r])) * (dp[i] - delta[r]);
+    }
+}
+
+/* s: scores of keys (rows) with queries (columns) -> P; dp -> dS. */
+TP_DEVICE void
+attention_gradient_columns(float *s, float *dp, int n, const float *lse, const float *delta, float scale2)
+{
+    int column = 2 * (TP_THREAD % 4);
+    TP_UNROLL
+    for (int b = 0; b < n / 8; b++)
+        TP_UNROLL
+        for (int j = 0; j < 2; j++) {
+            float less = lse[8 * b + column + j] * TP_ATTENTION_LOG2E, d = delta[8 * b + column + j];
+            TP_UNROLL
+            for (int i = b * 4 + j; i < b * 4 + 4; i += 2) {
+                s[i] = tp_exp2f(tp_fmaf(s[i], scale2, -less));
+                dp[i] = s[i] * (dp[i] - d);
+            }
+        }
+}
+
+/* p[n / 8][4] of keys (rows) from key and queries (columns) from t: 0 where the key is after the query. */
+TP_DEVICE void
+attention_mask_columns(float *p, int key, int t, int n)
+{
+    int lane = TP_THREAD % TP_WARP, query = t + 2 * (lane % 4), mine = key + lane / 4;
+    TP_UNROLL
+    for (int i = 0; i < n / 2; i++)
+        if (mine + (i & 2) * 4 > query + i / 4 * 8 + (i & 1))
+            p[i] = 0.0f;
+}
+
+#endif

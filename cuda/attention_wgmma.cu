@@ -1,0 +1,28 @@
+#include "cuda/attention_bf16.h"
+
+#include "cuda/wgmma.h"
+
+#define THREADS (2 * TP_WARPGROUP)
+#define ROWS 128
+
+#define HD 64
+#define KEYS 64
+#define BLOCKS 2
+#include "cuda/attention_wgmma.inc"
+
+#define HD 128
+#define KEYS 128
+#define BLOCKS 1
+#include "cuda/attention_wgmma.inc"
+
+tp_status
+tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args)
+{
+    return args->dim > 64 ? forward_wgmma_128(stream, args) : forward_wgmma_64(stream, args);
+}
+
+tp_status
+tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args)
+{
+    return tp_attention_backward_bf16(stream, args);
+}

@@ -1,0 +1,264 @@
+/* Products of a warpgroup in the emulator (cuda/wgmma.h), by what the PTX ISA says of descriptors, not by how kernels write tiles.
+ * They are done at the wait that covers them, or at once (tp_simt_set_order(4)): whoever reads d too early, or changes an operand
+ * too early, gets other numbers in one of the orders. Held to besides: the threads of a warpgroup bring the same descriptors; a
+ * fence of the registers lies between a wait (or the begin) and the next product; no product is left to itself at the end. */
+#include "cuda/wgmma.h"
+
+#include <stdlib.h>
+
+#include "cuda/emu/machine.h"
+
+#define PRODUCTS 32 /* of a warpgroup under way */
+#define GROUPS (SIMT_THREADS / SIMT_WARPGROUP)
+
+typedef struct {
+    const char *site;
+    int n, add, group, done;
+    uint64_t a_tile, b_tile;
+    float *d[SIMT_WARPGROUP];
+    const uint32_t *a[SIMT_WARPGROUP]; /* NULL: a_tile */
+} product;
+
+typedef struct {
+    int fenced, group, count;
+    product product[PRODUCTS]; /* under way, oldest first */
+} warpgroup;
+
+struct simt_products {
+    warpgroup group[GROUPS];
+};
+
+uint32_t
+tp_shared_address(const void *shared)
+{
+    return (uint32_t)((const char *)shared - tp_simt_machine->shared);
+}
+
+static warpgroup *
+my_group(void)
+{
+    simt_machine *m = tp_simt_machine;
+    if (m->products == NULL && (m->products = calloc(1, sizeof *m->products)) == NULL)
+        tp_simt_fail(m, "the emulator of CUDA has no memory for products of warpgroups");
+    return &m->products->group[m->current / SIMT_WARPGROUP];
+}
+
+/* ---- descriptors ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t begin, leading, stride;
+} tile;
+
+static tile
+decode(const char *site, uint64_t word)
+{
+    simt_machine *m = tp_simt_machine;
+    tile t = {(uint32_t)(word & 0x3fff) << 4, (uint32_t)(word >> 16 & 0x3fff) << 4, (uint32_t)(word >> 32 & 0x3fff) << 4};
+    if (word & 0x3ff1c000c000c000u)
+        tp_simt_fail(m, "%s: descriptor %#llx has bits that mean nothing", site, (unsigned long long)word);
+    if (word >> 62 != 1 || (word >> 49 & 7) != 0)
+        tp_simt_fail(m, "%s: descriptor %#llx: of its layouts the emulator knows the 128-byte swizzle from a multiple of 1024 bytes on",
+                     site, (unsigned long long)word);
+    return t;
+}
+
+/* What lies at a byte of shared memory's, before it is swizzled. */
+static const char *
+swizzled(const char *site, uint32_t at)
+{
+    simt_machine *m = tp_simt_machine;
+    uint32_t to = at ^ (at >> 7 & 7) << 4, begin = (uint32_t)m->array[0].offset;
+    if (to < begin || to + 16 > begin + m->array[0].bytes)
+        tp_simt_fail(m, "%s: a descriptor leads to byte %u of shared memory, outside the block's dynamic memory", site, to);
+    return m->shared + to;
+}
+
+/* Element (i, k) of rows i along which k runs: eight rows are a pattern of 1024 bytes, whose rows are 128. */
+static uint32_t
+k_major(const tile *t, int i, int k)
+{
+    return t->begin + (uint32_t)(i / 8) * t->stride + (uint32_t)(i % 8 * 128 + 2 * k);
+}
+
+/* Element (k, i) of rows k along which i runs, 64 in a row. */
+static uint32_t
+mn_major(const tile *t, int i, int k)
+{
+    return t->begin + (uint32_t)(k / 8) * t->stride + (uint32_t)(i / 64) * t->leading + (uint32_t)(k % 8 * 128 + i % 64 * 2);
+}
+
+static float
+element(const char *site, uint32_t at)
+{
+    uint16_t bits;
+    memcpy(&bits, swizzled(site, at & ~15u) + (at & 15), sizeof bits);
+    return tp_bits_float((uint32_t)bits << 16);
+}
+
+/* Tell who looks for races of the 16 bytes at a time that a product reads. */
+static void
+watch(const product *p, int begins)
+{
+    tile a = decode(p->site, p->a_tile), b = decode(p->site, p->b_tile);
+    if (p->a[0] == NULL)
+        for (int i = 0; i < 64; i++)
+            for (int k = 0; k < 16; k += 8)
+                tp_race_product(swizzled(p->site, k_major(&a, i, k)), 16, begins);
+    for (int i = 0; i < p->n; i += p->a[0] == NULL ? 1 : 8)
+        for (int k = 0; k < 16; k += p->a[0] == NULL ? 8 : 1)
+            tp_race_product(swizzled(p->site, p->a[0] == NULL ? k_major(&b, i, k) : mn_major(&b, i, k)), 16, begins);
+}
+
+/* ---- products --------------------------------------------------------------------------------------------------------------- */
+
+static void
+take_a(const product *p, float a[64][16])
+{
+    tile t = decode(p->site, p->a_tile);
+    for (int i = 0; i < 64 && p->a[0] == NULL; i++)
+        for (int k = 0; k < 16; k++)
+            a[i][k] = element(p->site, k_major(&t, i, k));
+    for (int lane = 0; lane < SIMT_WARPGROUP && p->a[0] != NULL; lane++)
+        for (int i = 0; i < 4; i++) {
+            int row = lane / 32 * 16 + lane % 32 / 4 + 8 * (i & 1), k = 2 * (lane % 4) + 4 * (i & 2);
+            a[row][k] = tp_bits_float(p->a[lane][i] << 16);
+            a[row][k + 1] = tp_bits_float(p->a[lane][i] & 0xffff0000u);
+        }
+}
+
+static void
+multiply(product *p)
+{
+    float a[64][16], b[16][128], d[64][128];
+    tile t = decode(p->site, p->b_tile);
+    take_a(p, a);
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < p->n; i++)
+            b[k][i] = element(p->site, p->a[0] == NULL ? k_major(&t, i, k) : mn_major(&t, i, k));
+    for (int lane = 0; lane < SIMT_WARPGROUP; lane++)
+        for (int i = 0; i < p->n / 2; i++)
+            d[lane / 32 * 16 + lane % 32 / 4 + 4 * (i & 2)][i / 4 * 8 + 2 * (lane % 4) + (i & 1)] = p->add ? p->d[lane][i] : 0.0f;
+    for (int i = 0; i < 64; i++)
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < p->n; j++)
+                d[i][j] += a[i][k] * b[k][j];
+    for (int lane = 0; lane < SIMT_WARPGROUP; lane++)
+        for (int i = 0; i < p->n / 2; i++)
+            p->d[lane][i] = d[lane / 32 * 16 + lane % 32 / 4 + 4 * (i & 2)][i / 4 * 8 + 2 * (lane % 4) + (i & 1)];
+    p->done = 1;
+}
+
+typedef struct {
+    const char *site;
+    int n, add;
+    float *d;
+    const uint32_t *a;
+    uint64_t a_tile, b_tile;
+} product_lane;
+
+static void
+begin_work(void **lanes)
+{
+    simt_machine *m = tp_simt_machine;
+    warpgroup *g = my_group();
+    const product_lane *first = lanes[0];
+    if (!g->fenced)
+        tp_simt_fail(m, "%s: a product with no fence of the registers since the last wait", first->site);
+    if (g->count == PRODUCTS)
+        tp_simt_fail(m, "%s: more than %d products of a warpgroup are under way", first->site, PRODUCTS);
+    product *p = &g->product[g->count++];
+    *p = (product){.site = first->site, .n = first->n, .add = first->add, .group = g->group, .a_tile = first->a_tile,
+                   .b_tile = first->b_tile};
+    if (first->a != NULL)
+        p->a_tile = p->b_tile; /* unused, and sound */
+    for (int lane = 0; lane < SIMT_WARPGROUP; lane++) {
+        const product_lane *mine = lanes[lane];
+        if (mine->a_tile != first->a_tile || mine->b_tile != first->b_tile || mine->add != first->add || mine->n != first->n)
+            tp_simt_fail(m, "%s: lanes 0 and %d of a warpgroup multiply other tiles", first->site, lane);
+        p->d[lane] = mine->d;
+        p->a[lane] = mine->a;
+    }
+    watch(p, 1);
+    if (m->order & 4)
+        multiply(p);
+}
+
+void
+tp_simt_wgmma(const char *site, int n, float *d, const uint32_t *a, uint64_t a_tile, uint64_t b_tile, int add)
+{
+    product_lane mine = {site, n, add, d, a, a_tile, b_tile};
+    tp_simt_meet_warpgroup(site, begin_work, &mine);
+}
+
+/* ---- waits ------------------------------------------------------------------------------------------------------------------ */
+
+static void
+fence_work(void **lanes)
+{
+    (void)lanes;
+    my_group()->fenced = 1;
+}
+
+void
+tp_simt_wgmma_fence(const char *site)
+{
+    tp_simt_meet_warpgroup(site, fence_work, NULL);
+}
+
+static void
+commit_work(void **lanes)
+{
+    (void)lanes;
+    my_group()->group++;
+}
+
+void
+tp_simt_wgmma_commit(const char *site)
+{
+    tp_simt_meet_warpgroup(site, commit_work, NULL);
+}
+
+static void
+wait_work(void **lanes)
+{
+    warpgroup *g = my_group();
+    int left = *(const int *)lanes[0], over = 0;
+    for (; over < g->count && g->product[over].group < g->group - left; over++) {
+        if (!g->product[over].done)
+            multiply(&g->product[over]);
+        watch(&g->product[over], 0);
+    }
+    g->count -= over;
+    memmove(g->product, g->product + over, (size_t)g->count * sizeof *g->product);
+    g->fenced = 0;
+}
+
+void
+tp_simt_wgmma_wait(const char *site, int left)
+{
+    tp_simt_meet_warpgroup(site, wait_work, &left);
+}
+
+void
+tp_simt_fence_async(void)
+{
+    tp_race_fence();
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------------------ */
+
+void
+tp_simt_products_begin(simt_machine *m)
+{
+    for (int i = 0; m->products != NULL && i < GROUPS; i++)
+        m->products->group[i].fenced = m->products->group[i].group = m->products->group[i].count = 0;
+}
+
+const char *
+tp_simt_products_left(const simt_machine *m)
+{
+    for (int i = 0; m->products != NULL && i < GROUPS; i++)
+        if (m->products->group[i].count > 0)
+            return m->products->group[i].product[0].site;
+    return NULL;
+}

@@ -1,0 +1,236 @@
+"""Attention by wgmma and the emulator of a warpgroup's products, which reads descriptors by what the PTX ISA says of them: tiles
+are written here by the canonical layouts (NVIDIA/cutlass, cute/atom/mma_traits_sm90_gmma.hpp), not as the kernels write theirs.
+No GPU has run these kernels: benchmarks/gpu_check.py asks one."""
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import cuda_emu
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "cuda").is_dir():
+    pytest.skip("no sources beside the tests", allow_module_level=True)
+
+from test_cuda_attention import BF16, OBJECTS, SHAPES, WGMMA, Attention, address, aligned, from_bf16, run_case, to_bf16  # noqa: E402
+
+IMAGE = 24 * 1024  # bf16 of shared memory (tests/simt_cases.cu)
+
+
+@pytest.fixture
+def emu():
+    library = cuda_emu.library()
+    library.tp_error_message.restype = ctypes.c_char_p
+    yield library
+    library.tp_simt_set_order(0)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "races"])
+def cases(request, tmp_path_factory):
+    """simt_cases.cu with an emulator of its own, and with one that looks for races."""
+    library = tmp_path_factory.mktemp("cuda") / "simt_cases.so"
+    folder = cuda_emu.build(races=request.param).parent
+    objects = [str(folder / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race"] if request.param else []))]
+    hooks = [*cuda_emu.RACES, *cuda_emu.HOOKS] if request.param else []
+    subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", *hooks, "-I.", "-x", "c", "-c",
+                    "tests/simt_cases.cu", "-o", f"{library}.o"], cwd=ROOT, check=True)  # fmt: skip
+    subprocess.run(["gcc", "-shared", f"{library}.o", *objects, "-o", str(library), "-lm", "-lpthread", "-ldl",
+                    "-Wl,-Bsymbolic,-z,defs"], cwd=ROOT, check=True)  # fmt: skip
+    emulator = ctypes.CDLL(str(library))
+    emulator.tp_error_message.restype = ctypes.c_char_p
+    emulator.races = request.param
+    yield emulator
+    emulator.tp_simt_set_order(0)
+
+
+# ---- products ------------------------------------------------------------------------------------------------------------
+
+
+def place(image: np.ndarray, begin: int, matrix: np.ndarray) -> None:
+    """Rows of `matrix` in panels of 64 columns from byte `begin` on: CUTLASS's Swizzle<3, 4, 3> of rows of 128 bytes."""
+    for (r, c), value in np.ndenumerate(matrix):
+        byte = begin + c // 64 * len(matrix) * 128 + r * 128 + c % 64 * 2
+        bits = byte >> 7 & 7
+        image[(byte ^ bits << 4) // 2] = value
+
+
+def word(begin: int, leading: int = 16, stride: int = 1024, mode: int = 1) -> int:
+    return begin >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | mode << 62
+
+
+class Product:
+    """64 x n = A (64 x 16 count) times B, in the image from byte `base` on (the dynamic memory begins at byte 1024)."""
+
+    BASE = 1024
+
+    def __init__(self, n, count, registers, seed=0):
+        rng = np.random.default_rng(seed)
+        k = 16 * count
+        a, b = to_bf16(rng.normal(size=(64, k))), to_bf16(rng.normal(size=(n, k)))
+        self.wanted = 1 + from_bf16(a).astype(np.float64) @ from_bf16(b).T
+        self.image, self.y = aligned(IMAGE, np.uint16), aligned(64 * n, np.float32)
+        self.image[:] = 0x7FC0  # NaN
+        wide = -(-k // 64) * 64
+        pad = lambda m: np.pad(m, ((0, 0), (0, wide - k)), constant_values=0x7FC0)  # noqa: E731
+        at = 64 * wide * 2
+        self.x = aligned(64 * k, np.uint16)
+        self.x[:] = a.reshape(64, count, 16).transpose(1, 0, 2).ravel()
+        if registers:  # B as [k][n]: n runs along the rows
+            place(self.image, 0, b.T)
+            pairs = [(0, word(self.BASE + 2048 * j, leading=k * 128)) for j in range(count)]
+        else:
+            place(self.image, 0, pad(a))
+            place(self.image, at, pad(b))
+            pairs = [(word(self.BASE + j // 4 * 64 * 128 + j % 4 * 32), word(self.BASE + at + j // 4 * n * 128 + j % 4 * 32))
+                     for j in range(count)]  # fmt: skip
+        self.words = aligned(3 + 2 * count, np.uint64)
+        self.words[:] = [n, count, registers, *(w for pair in pairs for w in pair)]
+
+    def run(self, cases, fault=0, threads=128):
+        return run_case(cases, "wgmma", fault, threads, self.x.view(np.float32), self.y, self.image, self.words)
+
+    def right(self):
+        n = self.wanted.shape[1]
+        return np.allclose(self.y.reshape(64, n), self.wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("registers", [0, 1])
+@pytest.mark.parametrize("n, count", [(64, 1), (64, 4), (128, 3), (128, 4)])
+def test_products_by_descriptors(cases, registers, n, count):
+    for order in (0, 2, 4, 7):
+        cases.tp_simt_set_order(order)
+        product = Product(n, count, registers)
+        assert product.run(cases) == (0, "")
+        assert product.right()
+
+
+def test_heads_of_128_columns_have_two_panels(cases):
+    cases.tp_simt_set_order(0)
+    product = Product(64, 8 // 2 + 1, 0)  # the fifth product is of the second panel
+    assert product.words[1] == 5
+    assert product.run(cases)[0] == 0 and product.right()
+
+
+FAULTS = {
+    1: "a product with no fence of the registers since the last wait",
+    2: "nobody waits for this product",
+    5: "lanes 0 and 37 of a warpgroup multiply other tiles",
+    6: "divergent operation of a warpgroup: it waits at .*, thread 37 has ended",
+}
+RACES = {
+    4: "writes what a product under way may be reading",
+    7: "multiplies what a thread wrote and told by no fence",
+    8: "multiplies, with no barrier between, what a thread wrote",
+    9: "multiplies what a thread wrote and told by no fence",
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *RACES])
+def test_a_wrong_product_is_found(cases, fault):
+    if fault in RACES and not cases.races:
+        pytest.skip("the build that looks for races finds it")
+    for order in (0, 4):
+        cases.tp_simt_set_order(order)
+        status, message = Product(64, 2, 0).run(cases, fault)
+        assert status != 0 and re.search((FAULTS | RACES)[fault], message), message
+    assert Product(64, 2, 0).run(cases) == (0, "")
+
+
+@pytest.mark.parametrize("fault", [3, 4])
+def test_who_reads_or_writes_too_early_shows_in_one_order(cases, fault):
+    if cases.races:
+        pytest.skip("the build that looks for races ends it")
+    right = []
+    for order in (0, 4):
+        cases.tp_simt_set_order(order)
+        product = Product(64, 2, 0)
+        assert product.run(cases, fault) == (0, "")
+        right.append(product.right())
+    assert right == [False, True]
+
+
+@pytest.mark.parametrize("change, text", [
+    (lambda w: w & ~(3 << 62), "the emulator knows the 128-byte swizzle"),
+    (lambda w: w | 1 << 49, "the emulator knows the 128-byte swizzle from a multiple of 1024 bytes on"),
+    (lambda w: w | 1 << 15, "has bits that mean nothing"),
+    (lambda w: w - (1024 >> 4), "leads to byte .* of shared memory, outside the block's dynamic memory"),
+])  # fmt: skip
+def test_a_wrong_descriptor_is_named(cases, change, text):
+    product = Product(64, 1, 0)
+    product.words[3] = change(int(product.words[3])) % (1 << 64)
+    status, message = product.run(cases)
+    assert status != 0 and re.search(text, message), message
+
+
+def test_other_strides_or_begins_give_other_numbers(cases):
+    """What only the descriptor tells: a stride of another size, a begin 16 bytes on."""
+    for i, change in ((4, 512 >> 4 << 32), (3, 1)):
+        product = Product(64, 1, 0)
+        product.words[i] = int(product.words[i]) - change if i == 4 else int(product.words[i]) + change
+        status, _ = product.run(cases)
+        assert status != 0 or not product.right()
+
+
+def test_half_a_warpgroup_is_none(cases):
+    status, message = Product(64, 1, 0).run(cases, threads=96)
+    assert status != 0 and "an operation of a warpgroup in a block of 96 threads" in message
+
+
+# ---- attention -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("B, H, D, slices, gap", SHAPES)
+def test_attention_agrees_with_float64(emu, B, H, D, slices, gap):
+    run = Attention(emu, BF16, B, H, D, sum(slices), gap, kernel=WGMMA).run(slices)
+    wanted = run.wanted()
+    for name, got in run.outputs().items():
+        error = np.linalg.norm(got - wanted[name]) / np.linalg.norm(wanted[name])
+        assert error <= (1e-5 if name == "lse" else 3e-3), f"{name}: {error:.2e}"
+    for array in (run.o[..., H * D :], run.dqkv[..., 3 * H * D :]):
+        assert np.isnan(run.decode(np.ascontiguousarray(array))).all(), "written between rows"
+
+
+@pytest.mark.parametrize("D", [64, 72])
+def test_no_slicing_or_order_shows_in_the_bits(emu, D):
+    make = lambda: Attention(emu, BF16, 1, 1, D, 200, kernel=WGMMA)  # noqa: E731
+    want = make().run([200]).bits()
+    for slices in ([64, 64, 64, 8], [128, 72], [100, 60, 40], [1, 62, 2, 95, 40]):
+        assert make().run(slices).bits() == want, slices
+    for order in (1, 2, 4, 7):
+        emu.tp_simt_set_order(order)
+        assert make().run([130, 70]).bits() == want, order
+
+
+def test_large_scores_overflow_nowhere(emu):
+    run = Attention(emu, BF16, 1, 1, 64, 150, kernel=WGMMA)
+    run.given = run.encode(1e2 * run.decode(run.given[0])), run.given[1]
+    for name, got in run.run([90, 60]).outputs().items():
+        assert np.isfinite(got).all(), name
+
+
+@pytest.mark.parametrize("D", [56, 72])
+def test_the_kernels_stay_in_their_arrays(emu, D):
+    run = Attention(emu, BF16, 1, 2, D, 137, kernel=WGMMA)
+    arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta]
+    try:
+        for array in arrays:
+            assert emu.tp_simt_range_add(address(array), ctypes.c_size_t(array.nbytes)) == 0
+        run.run([70, 67])
+    finally:
+        for array in arrays:
+            emu.tp_simt_range_remove(address(array))
+
+
+@pytest.mark.parametrize("D, slices", [(64, [130, 75]), (128, [140])])
+def test_attention_has_no_races(D, slices):
+    library = cuda_emu.library(races=True)
+    library.tp_error_message.restype = ctypes.c_char_p
+    try:
+        for order in (0, 3):
+            library.tp_simt_set_order(order)
+            Attention(library, BF16, 1, 1, D, sum(slices), kernel=WGMMA).run(slices)
+    finally:
+        library.tp_simt_set_order(0)
