@@ -87,32 +87,52 @@ attention_mask(float *s, int t, int key, int n, float hidden)
             s[i] = hidden;
 }
 
-/* s: scores -> dS = P (dP - delta), for one m16 group of queries (rows). */
+/* One m16 group of queries (rows): scores s -> P, of the rows' log2 of the sum of exponents. */
 TP_DEVICE void
-attention_gradient_rows(float *s, const float *dp, int n, const float *less, const float *delta, float scale2)
+attention_probabilities_rows(float *s, int n, const float *less, float scale2)
 {
     TP_UNROLL
-    for (int i = 0; i < n / 2; i++) {
-        int r = i >> 1 & 1;
-        s[i] = tp_exp2f(tp_fmaf(s[i], scale2, -less[r])) * (dp[i] - delta[r]);
-    }
+    for (int i = 0; i < n / 2; i++)
+        s[i] = tp_exp2f(tp_fmaf(s[i], scale2, -less[i >> 1 & 1]));
 }
 
-/* s: scores of keys (rows) with queries (columns) -> P; dp -> dS. */
+/* P -> dS = P (dP - delta). */
 TP_DEVICE void
-attention_gradient_columns(float *s, float *dp, int n, const float *lse, const float *delta, float scale2)
+attention_gradient_rows(float *p, const float *dp, int n, const float *delta)
+{
+    TP_UNROLL
+    for (int i = 0; i < n / 2; i++)
+        p[i] *= dp[i] - delta[i >> 1 & 1];
+}
+
+/* The same of keys (rows) with queries (columns), whose lse and delta begin there; dS in the place of dP. */
+TP_DEVICE void
+attention_probabilities_columns(float *s, int n, const float *lse, float scale2)
 {
     int column = 2 * (TP_THREAD % 4);
     TP_UNROLL
     for (int b = 0; b < n / 8; b++)
         TP_UNROLL
         for (int j = 0; j < 2; j++) {
-            float less = lse[8 * b + column + j] * TP_ATTENTION_LOG2E, d = delta[8 * b + column + j];
+            float less = lse[8 * b + column + j] * TP_ATTENTION_LOG2E;
             TP_UNROLL
-            for (int i = b * 4 + j; i < b * 4 + 4; i += 2) {
+            for (int i = b * 4 + j; i < b * 4 + 4; i += 2)
                 s[i] = tp_exp2f(tp_fmaf(s[i], scale2, -less));
-                dp[i] = s[i] * (dp[i] - d);
-            }
+        }
+}
+
+TP_DEVICE void
+attention_gradient_columns(const float *p, float *dp, int n, const float *delta)
+{
+    int column = 2 * (TP_THREAD % 4);
+    TP_UNROLL
+    for (int b = 0; b < n / 8; b++)
+        TP_UNROLL
+        for (int j = 0; j < 2; j++) {
+            float d = delta[8 * b + column + j];
+            TP_UNROLL
+            for (int i = b * 4 + j; i < b * 4 + 4; i += 2)
+                dp[i] = p[i] * (dp[i] - d);
         }
 }
 

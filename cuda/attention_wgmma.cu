@@ -24,5 +24,5 @@ tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args)
 tp_status
 tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args)
 {
-    return tp_attention_backward_bf16(stream, args);
+    return args->dim > 64 ? backward_wgmma_128(stream, args) : backward_wgmma_64(stream, args);
 }

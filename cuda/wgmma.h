@@ -13,9 +13,10 @@
  *     `panel` bytes further.
  *
  * Everything is asynchronous. Of registers (d, and a) that a thread has touched, TP_WGMMA_FENCE tells the products that follow;
- * of what it wrote to shared memory, by cp.async too, TP_FENCE_ASYNC does, before the barrier behind which others multiply it.
- * TP_WGMMA_COMMIT closes a group, TP_WGMMA_WAIT(left) waits for all but the last `left`, and TP_WGMMA_HAVE(x, n) keeps the
- * compiler from taking a float or a word of x[n] before. */
+ * of what it wrote to shared memory, by cp.async too, TP_FENCE_ASYNC does, before the barrier behind which others multiply it
+ * (9.7.15.4: products read by the asynchronous proxy; cp.async writes by the generic one). TP_WGMMA_COMMIT closes a group,
+ * TP_WGMMA_WAIT(left) waits for all but the last `left`. A compiler sees no more in that than words: TP_WGMMA_PIN(x, n) has it
+ * compute what it takes of, or gives to, floats x[n] (_WORDS: words) on the side of the line where it stands. */
 #ifndef TP_CUDA_WGMMA_H
 #define TP_CUDA_WGMMA_H
 
@@ -31,18 +32,17 @@
 #define TP_HAS_WGMMA 0 /* a GPU that cannot: the kernel must not be launched */
 #endif
 
-/* TP_WGMMA_SS_<N>: a, b descriptors, both K-major. TP_WGMMA_RS_<N>: a four words, b a descriptor, MN-major. add 0: d = a b. */
-#define TP_WGMMA_D8(d)                                                                                                 \
-    "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3]), "+f"((d)[4]), "+f"((d)[5]), "+f"((d)[6]), "+f"((d)[7])
-#define TP_WGMMA_SS_64(d, a, b, add)                                                                                   \
+#define TP_WGMMA_D8(kind, d)                                                                                           \
+    kind((d)[0]), kind((d)[1]), kind((d)[2]), kind((d)[3]), kind((d)[4]), kind((d)[5]), kind((d)[6]), kind((d)[7])
+#define TP_WGMMA_SS_64_(kind, d, a, b, add)                                                                            \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; "                                                         \
                      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"                                          \
                      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                          \
                      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                  \
                      "}, %32, %33, p, 1, 1, 0, 0; }"                                                                   \
-                     : TP_WGMMA_D8((d) + 0), TP_WGMMA_D8((d) + 8), TP_WGMMA_D8((d) + 16), TP_WGMMA_D8((d) + 24)        \
-                     : "l"(a), "l"(b), "r"((int)(add)))
-#define TP_WGMMA_SS_128(d, a, b, add)                                                                                  \
+                     : TP_WGMMA_D8(kind, (d) + 0), TP_WGMMA_D8(kind, (d) + 8), TP_WGMMA_D8(kind, (d) + 16), TP_WGMMA_D8(kind, (d) + 24)\
+                     : "l"(a), "l"(b), "r"(add))
+#define TP_WGMMA_SS_128_(kind, d, a, b, add)                                                                           \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; "                                                         \
                      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"                                         \
                      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                          \
@@ -50,18 +50,18 @@
                      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                \
                      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"                  \
                      "}, %64, %65, p, 1, 1, 0, 0; }"                                                                   \
-                     : TP_WGMMA_D8((d) + 0), TP_WGMMA_D8((d) + 8), TP_WGMMA_D8((d) + 16), TP_WGMMA_D8((d) + 24),       \
-                       TP_WGMMA_D8((d) + 32), TP_WGMMA_D8((d) + 40), TP_WGMMA_D8((d) + 48), TP_WGMMA_D8((d) + 56)      \
-                     : "l"(a), "l"(b), "r"((int)(add)))
-#define TP_WGMMA_RS_64(d, a, b, add)                                                                                   \
+                     : TP_WGMMA_D8(kind, (d) + 0), TP_WGMMA_D8(kind, (d) + 8), TP_WGMMA_D8(kind, (d) + 16), TP_WGMMA_D8(kind, (d) + 24),\
+                       TP_WGMMA_D8(kind, (d) + 32), TP_WGMMA_D8(kind, (d) + 40), TP_WGMMA_D8(kind, (d) + 48), TP_WGMMA_D8(kind, (d) + 56)\
+                     : "l"(a), "l"(b), "r"(add))
+#define TP_WGMMA_RS_64_(kind, d, a, b, add)                                                                            \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "                                                         \
                      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"                                          \
                      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                          \
                      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                  \
                      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"                                                     \
-                     : TP_WGMMA_D8((d) + 0), TP_WGMMA_D8((d) + 8), TP_WGMMA_D8((d) + 16), TP_WGMMA_D8((d) + 24)        \
-                     : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b), "r"((int)(add)))
-#define TP_WGMMA_RS_128(d, a, b, add)                                                                                  \
+                     : TP_WGMMA_D8(kind, (d) + 0), TP_WGMMA_D8(kind, (d) + 8), TP_WGMMA_D8(kind, (d) + 16), TP_WGMMA_D8(kind, (d) + 24)\
+                     : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b), "r"(add))
+#define TP_WGMMA_RS_128_(kind, d, a, b, add)                                                                           \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; "                                                         \
                      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"                                         \
                      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                          \
@@ -69,17 +69,24 @@
                      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                \
                      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"                  \
                      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"                                                     \
-                     : TP_WGMMA_D8((d) + 0), TP_WGMMA_D8((d) + 8), TP_WGMMA_D8((d) + 16), TP_WGMMA_D8((d) + 24),       \
-                       TP_WGMMA_D8((d) + 32), TP_WGMMA_D8((d) + 40), TP_WGMMA_D8((d) + 48), TP_WGMMA_D8((d) + 56)      \
-                     : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b), "r"((int)(add)))
+                     : TP_WGMMA_D8(kind, (d) + 0), TP_WGMMA_D8(kind, (d) + 8), TP_WGMMA_D8(kind, (d) + 16), TP_WGMMA_D8(kind, (d) + 24),\
+                       TP_WGMMA_D8(kind, (d) + 32), TP_WGMMA_D8(kind, (d) + 40), TP_WGMMA_D8(kind, (d) + 48), TP_WGMMA_D8(kind, (d) + 56)\
+                     : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b), "r"(add))
 
+/* A first product writes d and does not read it: else ptxas would keep what d was before, and products one after another. */
+#define TP_WGMMA_FIRST_64(d, a, b) TP_WGMMA_SS_64_("=f", d, a, b, 0)
+#define TP_WGMMA_FIRST_128(d, a, b) TP_WGMMA_SS_128_("=f", d, a, b, 0)
+#define TP_WGMMA_SS_64(d, a, b) TP_WGMMA_SS_64_("+f", d, a, b, 1)
+#define TP_WGMMA_SS_128(d, a, b) TP_WGMMA_SS_128_("+f", d, a, b, 1)
+#define TP_WGMMA_RS_64(d, a, b) TP_WGMMA_RS_64_("+f", d, a, b, 1)
+#define TP_WGMMA_RS_128(d, a, b) TP_WGMMA_RS_128_("+f", d, a, b, 1)
 #define TP_WGMMA_FENCE() __asm__ volatile("wgmma.fence.sync.aligned;" ::: "memory")
 #define TP_WGMMA_COMMIT() __asm__ volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
 #define TP_WGMMA_WAIT(left) __asm__ volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory")
 #define TP_FENCE_ASYNC() __asm__ volatile("fence.proxy.async.shared::cta;" ::: "memory")
 
 TP_DEVICE void
-tp_wgmma_have(float *x, int n)
+tp_wgmma_pin(float *x, int n)
 {
     TP_UNROLL
     for (int i = 0; i < n; i++)
@@ -87,15 +94,15 @@ tp_wgmma_have(float *x, int n)
 }
 
 TP_DEVICE void
-tp_wgmma_have_words(uint32_t *x, int n)
+tp_wgmma_pin_words(uint32_t *x, int n)
 {
     TP_UNROLL
     for (int i = 0; i < n; i++)
         __asm__ volatile("" : "+r"(x[i])::"memory");
 }
 
-#define TP_WGMMA_HAVE(x, n) tp_wgmma_have((x), (n))
-#define TP_WGMMA_HAVE_WORDS(x, n) tp_wgmma_have_words((x), (n))
+#define TP_WGMMA_PIN(x, n) tp_wgmma_pin((x), (n))
+#define TP_WGMMA_PIN_WORDS(x, n) tp_wgmma_pin_words((x), (n))
 
 #else
 
@@ -115,23 +122,28 @@ tp_simt_wgmma_wait(const char *site, int left);
 void
 tp_simt_fence_async(void);
 
-#define TP_WGMMA_SS_64(d, a, b, add) tp_simt_wgmma(TP_SITE, 64, (d), NULL, (a), (b), (add))
-#define TP_WGMMA_SS_128(d, a, b, add) tp_simt_wgmma(TP_SITE, 128, (d), NULL, (a), (b), (add))
-#define TP_WGMMA_RS_64(d, a, b, add) tp_simt_wgmma(TP_SITE, 64, (d), (a), 0, (b), (add))
-#define TP_WGMMA_RS_128(d, a, b, add) tp_simt_wgmma(TP_SITE, 128, (d), (a), 0, (b), (add))
+#define TP_WGMMA_FIRST_64(d, a, b) tp_simt_wgmma(TP_SITE, 64, (d), NULL, (a), (b), 0)
+#define TP_WGMMA_FIRST_128(d, a, b) tp_simt_wgmma(TP_SITE, 128, (d), NULL, (a), (b), 0)
+#define TP_WGMMA_SS_64(d, a, b) tp_simt_wgmma(TP_SITE, 64, (d), NULL, (a), (b), 1)
+#define TP_WGMMA_SS_128(d, a, b) tp_simt_wgmma(TP_SITE, 128, (d), NULL, (a), (b), 1)
+#define TP_WGMMA_RS_64(d, a, b) tp_simt_wgmma(TP_SITE, 64, (d), (a), 0, (b), 1)
+#define TP_WGMMA_RS_128(d, a, b) tp_simt_wgmma(TP_SITE, 128, (d), (a), 0, (b), 1)
 #define TP_WGMMA_FENCE() tp_simt_wgmma_fence(TP_SITE)
 #define TP_WGMMA_COMMIT() tp_simt_wgmma_commit(TP_SITE)
 #define TP_WGMMA_WAIT(left) tp_simt_wgmma_wait(TP_SITE, (left))
 #define TP_FENCE_ASYNC() tp_simt_fence_async()
-#define TP_WGMMA_HAVE(x, n) ((void)(x))
-#define TP_WGMMA_HAVE_WORDS(x, n) ((void)(x))
+#define TP_WGMMA_PIN(x, n) ((void)(x))
+#define TP_WGMMA_PIN_WORDS(x, n) ((void)(x))
 
 #endif
 
 #define TP_WGMMA_NAME_(kind, n) TP_WGMMA_##kind##_##n
 #define TP_WGMMA_NAME(kind, n) TP_WGMMA_NAME_(kind, n)
-#define TP_WGMMA_SS(n, d, a, b, add) TP_WGMMA_NAME(SS, n)(d, a, b, add)
-#define TP_WGMMA_RS(n, d, a, b, add) TP_WGMMA_NAME(RS, n)(d, a, b, add)
+/* m64 n(n) k16. FIRST: d = a b, SS: d += a b, a and b descriptors, both K-major. RS: d += a b, a four words, b a descriptor,
+ * MN-major. */
+#define TP_WGMMA_FIRST(n, d, a, b) TP_WGMMA_NAME(FIRST, n)(d, a, b)
+#define TP_WGMMA_SS(n, d, a, b) TP_WGMMA_NAME(SS, n)(d, a, b)
+#define TP_WGMMA_RS(n, d, a, b) TP_WGMMA_NAME(RS, n)(d, a, b)
 
 /* Of the operand that begins at `tile`. Bits 0 to 13: its address; 16 to 29: bytes to the next panel (MN-major alone; 1 stands in
  * for none); 32 to 45: bytes to the next eight rows; all without their last four bits. 49 to 51: where in a pattern of 1024 bytes

@@ -168,13 +168,13 @@ TP_KERNEL(case_wgmma, case_args)
         for (int i = 0; i < 4 && registers; i++)
             fa[p][i] = TP_LD((const uint32_t *)(const void *)(matrix + p * 1024 + (row + 8 * (i & 1)) * 16 + 2 * (lane % 4) + 4 * (i & 2)));
         if (registers && n == 64)
-            TP_WGMMA_RS(64, d, fa[p], bt, 1);
+            TP_WGMMA_RS(64, d, fa[p], bt);
         else if (registers)
-            TP_WGMMA_RS(128, d, fa[p], bt, 1);
+            TP_WGMMA_RS(128, d, fa[p], bt);
         else if (n == 64)
-            TP_WGMMA_SS(64, d, at, bt, 1);
+            TP_WGMMA_SS(64, d, at, bt);
         else
-            TP_WGMMA_SS(128, d, at, bt, 1);
+            TP_WGMMA_SS(128, d, at, bt);
     }
     if (a.fault != NO_COMMIT)
         TP_WGMMA_COMMIT();

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
 
-from test_cuda_attention import BF16, OBJECTS, SHAPES, WGMMA, Attention, address, aligned, from_bf16, run_case, to_bf16  # noqa: E402
+from test_cuda_attention import (  # noqa: E402
+    BF16, MMA, OBJECTS, SHAPES, WGMMA, Attention, Shape, address, aligned, from_bf16, run_case, to_bf16,
+)  # fmt: skip
 
 IMAGE = 24 * 1024  # bf16 of shared memory (tests/simt_cases.cu)
 
@@ -28,22 +30,28 @@ def emu():
     library.tp_simt_set_order(0)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "races"])
-def cases(request, tmp_path_factory):
-    """simt_cases.cu with an emulator of its own, and with one that looks for races."""
-    library = tmp_path_factory.mktemp("cuda") / "simt_cases.so"
-    folder = cuda_emu.build(races=request.param).parent
-    objects = [str(folder / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race"] if request.param else []))]
-    hooks = [*cuda_emu.RACES, *cuda_emu.HOOKS] if request.param else []
+def emulator_of_cases(folder: Path, races: bool) -> ctypes.CDLL:
+    """simt_cases.cu with an emulator of its own, which may look for races."""
+    library, built = folder / "simt_cases.so", cuda_emu.build(races=races).parent
+    objects = [str(built / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race"] if races else []))]
+    hooks = [*cuda_emu.RACES, *cuda_emu.HOOKS] if races else []
     subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", *hooks, "-I.", "-x", "c", "-c",
                     "tests/simt_cases.cu", "-o", f"{library}.o"], cwd=ROOT, check=True)  # fmt: skip
     subprocess.run(["gcc", "-shared", f"{library}.o", *objects, "-o", str(library), "-lm", "-lpthread", "-ldl",
                     "-Wl,-Bsymbolic,-z,defs"], cwd=ROOT, check=True)  # fmt: skip
     emulator = ctypes.CDLL(str(library))
     emulator.tp_error_message.restype = ctypes.c_char_p
-    emulator.races = request.param
-    yield emulator
-    emulator.tp_simt_set_order(0)
+    return emulator
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return emulator_of_cases(tmp_path_factory.mktemp("cuda"), races=False)
+
+
+@pytest.fixture(scope="module")
+def racing(tmp_path_factory):
+    return emulator_of_cases(tmp_path_factory.mktemp("races"), races=True)
 
 
 # ---- products ------------------------------------------------------------------------------------------------------------
@@ -99,19 +107,19 @@ class Product:
 
 @pytest.mark.parametrize("registers", [0, 1])
 @pytest.mark.parametrize("n, count", [(64, 1), (64, 4), (128, 3), (128, 4)])
-def test_products_by_descriptors(cases, registers, n, count):
-    for order in (0, 2, 4, 7):
-        cases.tp_simt_set_order(order)
-        product = Product(n, count, registers)
-        assert product.run(cases) == (0, "")
-        assert product.right()
+def test_products_by_descriptors(cases, racing, registers, n, count):
+    for emulator in (cases, racing):
+        for order in (0, 2, 4, 7):
+            emulator.tp_simt_set_order(order)
+            product = Product(n, count, registers)
+            assert product.run(emulator) == (0, "") and product.right()
+        emulator.tp_simt_set_order(0)
 
 
-def test_heads_of_128_columns_have_two_panels(cases):
-    cases.tp_simt_set_order(0)
-    product = Product(64, 8 // 2 + 1, 0)  # the fifth product is of the second panel
-    assert product.words[1] == 5
-    assert product.run(cases)[0] == 0 and product.right()
+@pytest.mark.parametrize("count", [5, 8])
+def test_what_is_wider_than_64_columns_is_in_another_panel(cases, count):
+    product = Product(64, count, 0)
+    assert product.run(cases) == (0, "") and product.right()
 
 
 FAULTS = {
@@ -129,26 +137,25 @@ RACES = {
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *RACES])
-def test_a_wrong_product_is_found(cases, fault):
-    if fault in RACES and not cases.races:
-        pytest.skip("the build that looks for races finds it")
+def test_a_wrong_product_is_found(cases, racing, fault):
+    emulator = racing if fault in RACES else cases
     for order in (0, 4):
-        cases.tp_simt_set_order(order)
-        status, message = Product(64, 2, 0).run(cases, fault)
+        emulator.tp_simt_set_order(order)
+        status, message = Product(64, 2, 0).run(emulator, fault)
         assert status != 0 and re.search((FAULTS | RACES)[fault], message), message
-    assert Product(64, 2, 0).run(cases) == (0, "")
+    emulator.tp_simt_set_order(0)
+    assert Product(64, 2, 0).run(emulator) == (0, "")
 
 
 @pytest.mark.parametrize("fault", [3, 4])
 def test_who_reads_or_writes_too_early_shows_in_one_order(cases, fault):
-    if cases.races:
-        pytest.skip("the build that looks for races ends it")
     right = []
     for order in (0, 4):
         cases.tp_simt_set_order(order)
         product = Product(64, 2, 0)
         assert product.run(cases, fault) == (0, "")
         right.append(product.right())
+    cases.tp_simt_set_order(0)
     assert right == [False, True]
 
 
@@ -209,6 +216,33 @@ def test_large_scores_overflow_nowhere(emu):
     run.given = run.encode(1e2 * run.decode(run.given[0])), run.given[1]
     for name, got in run.run([90, 60]).outputs().items():
         assert np.isfinite(got).all(), name
+
+
+@pytest.mark.parametrize("name, D", [("forward_wgmma_64", 64), ("forward_wgmma_128", 80), ("dq_wgmma_64", 40), ("dq_wgmma_128", 128)])
+def test_an_error_names_the_kernel(emu, name, D):
+    """So these run, and not those by mma.sync."""
+    shape, memory = Shape(1, 1, D, 8, 0, 8, 3 * D, D), aligned(8 * 3 * D, np.uint16)
+    forward = name.startswith("forward")
+    call, arrays = (emu.tp_cuda_attention_forward, 5) if forward else (emu.tp_cuda_attention_backward, 10)
+    pointers = [address(memory)] * arrays
+    assert emu.tp_simt_range_add(address(memory), ctypes.c_size_t(memory.nbytes if not forward else 16)) == 0
+    try:
+        if not forward:  # the kernel before has all it wants
+            pointers[7] = address(aligned(8 * 3 * D, np.uint16))
+        assert call(None, BF16, WGMMA, ctypes.byref(shape), *pointers) != 0
+    finally:
+        emu.tp_simt_range_remove(address(memory))
+    assert f"CUDA kernel attention_{name}, block" in emu.tp_error_message().decode()
+
+
+def test_other_kernels_run_elsewhere(emu):
+    """Compute capability 9.0 alone has wgmma: 10.0 has not."""
+    for kernel, major, minor, told in ((WGMMA, 9, 0, None), (MMA, 8, 0, None), (WGMMA, 8, 9, "8.9"), (WGMMA, 10, 0, "10.0")):
+        properties = (ctypes.c_int * 256)(3, major, minor)
+        status = emu.tp_cuda_attention_check(kernel, properties)
+        assert (status == 0) == (told is None)
+        if told:
+            assert f"compute capability {told}; attention by wgmma runs on 9.0 (Hopper) alone" in emu.tp_error_message().decode()
 
 
 @pytest.mark.parametrize("D", [56, 72])
