@@ -271,6 +271,14 @@ def _gpus() -> Iterator[Finding]:
             OK if right else NOTE,
             "" if right else "backend 'cuda' needs compute capability 8.0 (Ampere) or newer",
         )
+    if cuda.devices() and os.environ.get("TERAPIPE_ATTENTION") == "wgmma":
+        others = [f"GPU {device.index}" for device in cuda.devices() if device.capability != (9, 0)]
+        yield Finding(
+            "attention",
+            "by wgmma, never tried on a GPU by its authors, as TERAPIPE_ATTENTION asks",
+            NOTE if others else OK,
+            f"it runs on compute capability 9.0 alone: {', '.join(others)} will refuse" if others else "",
+        )
     for library in found.libraries:
         usable = library.version != ""
         needed = bool(found.driver) and (library.name != "cuDNN" or os.environ.get("TERAPIPE_ATTENTION") == "cudnn")

@@ -11,6 +11,9 @@ import cuda_emu
 import numpy as np
 import pytest
 
+import terapipe_c as tp
+from terapipe_c import doctor
+
 ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
@@ -268,3 +271,65 @@ def test_attention_has_no_races(D, slices):
             Attention(library, BF16, 1, 1, D, sum(slices), kernel=WGMMA).run(slices)
     finally:
         library.tp_simt_set_order(0)
+
+
+# ---- in training -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Losses, gradients and caveats of a small model by TERAPIPE_ATTENTION."""
+    stage = pytest.importorskip("test_cuda_stage")
+    monkeypatch.setenv("TERAPIPE_CUDA_MODULE", str(cuda_emu.build()))
+    module = tp.cuda.load()
+    module.emu_machine()
+
+    def run(attention, slicing, dtype="bf16", reproducible=True):
+        monkeypatch.setenv("TERAPIPE_ATTENTION", attention)
+        model, params, tokens = stage.problem(2, 40, n_embd=32)
+        program = tp.schedules.gpipe(1, len(slicing), [len(slices) for _, slices in slicing]).lower(True)
+
+        def work(engine):
+            told = [engine.run(tokens, step=1, update=False)[0]]
+            grads = {name: np.asarray(grad).tobytes() for name, grad in engine.export("grads").items()}
+            return told + [engine.run(tokens, step=i, lr=1e-2)[0] for i in (1, 2, 3)], grads, engine.caveats
+
+        return stage.ranks_do(model, [(0, model.num_blocks)], slicing, program, work, params, dtype, reproducible=reproducible)[0]
+
+    yield run
+    module.emu_machine()
+
+
+def test_training_by_wgmma(trained):
+    """The same bits in every slicing, reproducible as mma.sync's; and it is said."""
+    whole, sliced, ours = (trained(*how) for how in (("wgmma", [(2, [40])]), ("wgmma", [(2, [7, 1, 32])]), ("own", [(2, [40])])))
+    assert whole == sliced
+    np.testing.assert_allclose(whole[0], ours[0], rtol=3e-3)
+    assert len(whole[2]) == 1 and ours[2] == []
+    assert "attention is computed by wgmma, as TERAPIPE_ATTENTION asks" in whole[2][0]
+
+
+def test_where_wgmma_is_asked_for_in_vain(trained):
+    losses, grads, (caveat,) = trained("wgmma", [(2, [40])], "float32")
+    assert "TERAPIPE_ATTENTION=wgmma is without effect" in caveat and "this is float32" in caveat
+    assert (losses, grads) == trained("own", [(2, [40])], "float32")[:2]
+
+
+@pytest.mark.parametrize("major, minor", [(8, 0), (10, 0)])
+def test_another_device_is_refused_before_there_is_work(trained, major, minor):
+    tp.cuda.load().emu_machine(major=major, minor=minor)
+    told = f"device 0 .* has compute capability {major}.{minor}; attention by wgmma runs on 9.0 .Hopper. alone"
+    with pytest.raises(tp.ExecutionError, match=told):
+        trained("wgmma", [(2, [40])])
+    assert trained("own", [(2, [40])])[2] == []
+
+
+def test_doctor_says_whether_the_device_has_wgmma(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("TERAPIPE_ATTENTION", "wgmma")
+    for major, words in ((9, "by wgmma, never tried on a GPU by its authors"), (8, "runs on compute capability 9.0 alone: GPU 0 will refuse")):
+        tp.cuda.load().emu_machine(major=major)
+        rows = {row.name: row for row in doctor.examine(tmp_path)}
+        assert words in rows["attention"].value + rows["attention"].advice
+        assert (rows["attention"].status == "ok") == (major == 9)
+    monkeypatch.setenv("TERAPIPE_ATTENTION", "own")
+    assert "attention" not in {row.name for row in doctor.examine(tmp_path)}

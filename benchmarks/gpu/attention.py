@@ -3,6 +3,8 @@
 FLOPs are of the visible (query, key) pairs alone: T (T + 1) / 2 a head, 4 D each forward and 10 D backward (five products),
 whatever a kernel computes besides: ours pulls and computes 14 D. Random numbers; the device's clock; the median of the runs.
 cuDNN's forward as TERAPIPE_ATTENTION=cudnn asks for it has questions of its own; where it is not installed nothing is measured.
+So has wgmma, TERAPIPE_ATTENTION=wgmma, which runs on compute capability 9.0 alone: TERAPIPE_ATTENTION's default is to follow from
+what "attention speed" finds of both kernels in one run.
 """
 
 import os
@@ -18,10 +20,10 @@ BOUNDS = {F32: 1e-5, BF16: 3e-3}
 class Sequence:
     """Device memory of B sequences of T tokens, rows of q, k, v packed [3][H][D], poisoned where nothing was written."""
 
-    def __init__(self, dtype, B, H, D, T, seed=0):
+    def __init__(self, dtype, B, H, D, T, seed=0, wgmma=False):
         import torch
 
-        self.dtype, self.shape = dtype, (B, H, D, T)
+        self.dtype, self.shape, self.wgmma = dtype, (B, H, D, T), wgmma
         self.device = "cuda" if torch.cuda.is_available() else "cpu"  # cpu: the emulated backend
         generator = torch.Generator(self.device).manual_seed(seed)
         kind = {F32: torch.float32, BF16: torch.bfloat16}[dtype]
@@ -45,7 +47,7 @@ class Sequence:
             arrays += (self.d_o.data_ptr(), self.delta.data_ptr(), dq, dk, dv)
         stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0
         shape = (B, H, D, rows, context, T, 3 * H * D, H * D)
-        tp.cuda.load().attention(self.dtype, shape, arrays, groups=groups, stream=stream)
+        tp.cuda.load().attention(self.dtype, shape, arrays, groups=groups, stream=stream, wgmma=self.wgmma)
 
     def forward(self, slices, groups=0):
         at = 0
@@ -104,14 +106,15 @@ def bound(row):
     return BOUNDS[F32] if row["dtype"] == "f32" else 4e-3 if few else BOUNDS[BF16]
 
 
-def right(shapes=None):
+def right(kernels=((BF16, 1), (BF16, 2), (F32, 0)), wgmma=False):
     """Every tile, both types, ragged slices, against float64; fails above 3e-3 (bf16; of few numbers 4e-3) or 1e-5 (fp32)."""
     found = []
-    for B, H, D, slices in shapes or ([(1, 1, 64, [1, 40])] if small() else SHAPES):
-        for dtype, groups in ((BF16, 1), (BF16, 2), (F32, 0)):
-            sequence = Sequence(dtype, B, H, D, sum(slices), seed=len(found))
+    for B, H, D, slices in [(1, 1, 64, [1, 40])] if small() else SHAPES:
+        for dtype, groups in kernels:
+            sequence = Sequence(dtype, B, H, D, sum(slices), seed=len(found), wgmma=wgmma)
             o, lse, _, grads = sequence.run(slices, groups)
-            row = {"batch": B, "heads": H, "head_dim": D, "slices": slices, "dtype": ["f32", "bf16"][dtype], "groups": groups}
+            row = {"batch": B, "heads": H, "head_dim": D, "slices": slices, "dtype": ["f32", "bf16"][dtype], "groups": groups,
+                   "wgmma": wgmma}  # fmt: skip
             want_o, want_lse, want_grads = sequence.wanted()
             pairs = {"o": (o, want_o), "lse": (lse, want_lse)}
             pairs |= {name: (grads[:, :, i], want_grads[:, :, i]) for i, name in enumerate(("dq", "dk", "dv"))}
@@ -123,22 +126,22 @@ def right(shapes=None):
              if not row[name] <= (1e-5 if name == "lse" else bound(row))]  # fmt: skip
     assert not wrong, wrong
     worst = {kind: max(row[n] for row in found if row["dtype"] == kind for n in ("o", "dq", "dk", "dv"))
-             for kind in ("bf16", "f32")}  # fmt: skip
-    return {"headline": f"worst error bf16 {worst['bf16']:.1e}, fp32 {worst['f32']:.1e}", "shapes": found}
+             for kind in ("bf16", "f32") if kind in {row["dtype"] for row in found}}  # fmt: skip
+    return {"headline": "worst error " + ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items()), "shapes": found}
 
 
-def bits(T=1024, H=4, many=10):
+def bits(T=1024, H=4, many=10, wgmma=False):
     """The same bits for every slicing and tile, on a busy GPU, again and again; fails at the first difference."""
     found = []
     T, H, many = (136, 1, 1) if small() else (T, H, many)
-    for dtype, D in ((BF16, 64), (BF16, 128), (BF16, 80), (F32, 64))[: 1 if small() else 4]:
-        sequence = Sequence(dtype, 2, H, D, T)
+    for dtype, D in ((BF16, 64), (BF16, 128), (BF16, 80), (F32, 64))[: 1 if small() else 3 if wgmma else 4]:
+        sequence = Sequence(dtype, 2, H, D, T, wgmma=wgmma)
         want = sequence.run([T], 1)
         half = T // 2
         cuts = [[T], [T // 4] * 4, [64] * (T // 64), [T - 1, 1], [1, T - 1], [half - 37, 5, half + 32], [T // 9] * 9 + [T % 9]]
         for slices in cuts:
             slices = [s for s in slices if s]
-            for groups in (1, 2) if dtype == BF16 else (0,):
+            for groups in (0,) if dtype == F32 or wgmma else (1, 2):
                 for _ in range(many if len(slices) < 8 else 1):
                     assert same(sequence.run(slices, groups), want), (dtype, D, slices, groups)
         found.append({"dtype": ["f32", "bf16"][dtype], "head_dim": D, "slicings": len(cuts), "equal": True})
@@ -225,11 +228,68 @@ def speed():
                 row[f"{part}_of_best_peer"] = {k: round(r[f"{part}_tflops"] / best, 3) for k, r in row["ours"].items() if best}
             found.append(row)
             so_far(found)
+    by_wgmma = wgmma_speed(found)
     ours = [max(row["ours"].values(), key=lambda r: r["both_tflops"]) for row in found]
     shares = [share for row in found for name, share in row["both_of_best_peer"].items() if "groups 1" not in name]
     forward, backward = (max(r[f"{part}_tflops"] for r in ours) for part in ("forward", "backward"))
     return {"headline": f"up to {forward:.0f} forward, {backward:.0f} backward TFLOP/s; {min(shares, default=0):.2f} to "
-                        f"{max(shares, default=0):.2f} of the best peer (goal 0.9)", "shapes": found}  # fmt: skip
+                        f"{max(shares, default=0):.2f} of the best peer (goal 0.9); {by_wgmma}", "shapes": found}  # fmt: skip
+
+
+# ---- wgmma ----------------------------------------------------------------------------------------------------------------------
+
+
+def no_wgmma():
+    """Why the device cannot run it, or nothing."""
+    import terapipe_c as tp
+
+    major, minor = tp.cuda.devices()[0].capability
+    return "" if (major, minor) == (9, 0) else f"compute capability {major}.{minor} has no wgmma"
+
+
+def wgmma_speed(found):
+    """Into each row: the same slices by wgmma, beside the better of mma.sync's tiles; what went wrong costs no row the rest."""
+    if why := no_wgmma():
+        return f"wgmma not measured: {why}"
+    shares = []
+    for row in found:
+        B, H, D, T = (row[name] for name in ("batch", "heads", "head_dim", "tokens"))
+        row["wgmma"] = told = {}
+        try:
+            sequence = Sequence(BF16, B, H, D, T, wgmma=True)
+            for size in sorted({int(name.split()[2].strip(",")) for name in row["ours"]}):
+                slices = [size] * (T // size)
+                sequence.run(slices)
+                times = [clock(lambda call=call, s=slices: call(s)) for call in (sequence.forward, sequence.backward)]
+                others = [rate for name, rate in row["ours"].items() if name.split()[2].strip(",") == str(size)]
+                best = [min(rate[part] for rate in others) for part in ("forward_s", "backward_s")]
+                told[f"slices of {size}"] = rates(B, H, D, T, *times) | {
+                    "forward_of_mma": round(best[0] / times[0], 3), "backward_of_mma": round(best[1] / times[1], 3)}  # fmt: skip
+        except RuntimeError as error:
+            told["why_not"] = str(error).splitlines()[0]
+        shares += [(rate["forward_of_mma"], rate["backward_of_mma"]) for rate in told.values() if isinstance(rate, dict)]
+        so_far(found)
+    if not shares:
+        return f"wgmma: {found[0]['wgmma'].get('why_not', 'nothing measured')}"
+    forward, backward = zip(*shares, strict=True)
+    return (f"wgmma has {min(forward):.2f} to {max(forward):.2f} of mma.sync's speed forward, {min(backward):.2f} to "
+            f"{max(backward):.2f} backward")  # fmt: skip
+
+
+def wgmma_right():
+    """Attention by wgmma against float64, its bits over slicings, again and again, and a small model trained with it, by graphs."""
+    if why := no_wgmma():
+        return {"headline": f"not measured: {why}"}
+    told = {"kernels": right([(BF16, 0)], wgmma=True)}
+    so_far(told)
+    told["bits"] = bits(wgmma=True)
+    so_far(told)
+    (its, caveats), (again, _), (ours, _) = losses("wgmma"), losses("wgmma"), losses("own")
+    told |= {"losses": {"wgmma": its, "again": again, "ours": ours}, "caveats": caveats}
+    so_far(told)
+    assert its == again and np.allclose(its, ours, rtol=3e-3), told
+    assert len(caveats) == 1 and "attention is computed by wgmma" in caveats[0], caveats
+    return told | {"headline": f"{told['kernels']['headline']}; {told['bits']['headline']}; losses as by mma.sync"}
 
 
 # ---- cuDNN's forward, as the package asks for it: by its C backend API, on slices whose keys lie in their context --------------
@@ -359,6 +419,7 @@ def cudnn_speed():
 QUESTIONS = [
     Question("attention right", 45, right, order=14),
     Question("attention bits", 45, bits, order=15),
+    Question("wgmma right", 60, wgmma_right, order=24),
     Question("attention speed", 35, speed, order=46),
     Question("cudnn right", 60, cudnn_right, order=25),
     Question("cudnn speed", 15, cudnn_speed, order=63),
