@@ -1,7 +1,9 @@
 /* Products of a warpgroup in the emulator (cuda/wgmma.h), by what the PTX ISA says of descriptors, not by how kernels write tiles.
  * They are done at the wait that covers them, or at once (tp_simt_set_order(4)): whoever reads d too early, or changes an operand
- * too early, gets other numbers in one of the orders. Held to besides: the threads of a warpgroup bring the same descriptors; a
- * fence of the registers lies between a wait (or the begin) and the next product; no product is left to itself at the end. */
+ * too early, gets other numbers in one of the orders. An element's 16 products are added before they are added to d, so that tiles
+ * which do not begin at absolute multiples show in the bits; in what order and precision a GPU adds them nobody says.
+ * Held to besides: the threads of a warpgroup bring the same descriptors; a fence of the registers lies between a wait (or the
+ * begin) and the next product; no product is left to itself at the end. */
 #include "cuda/wgmma.h"
 
 #include <stdlib.h>
@@ -138,10 +140,14 @@ multiply(product *p)
     for (int lane = 0; lane < SIMT_WARPGROUP; lane++)
         for (int i = 0; i < p->n / 2; i++)
             d[lane / 32 * 16 + lane % 32 / 4 + 4 * (i & 2)][i / 4 * 8 + 2 * (lane % 4) + (i & 1)] = p->add ? p->d[lane][i] : 0.0f;
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < 64; i++) {
+        float sum[128] = {0};
         for (int k = 0; k < 16; k++)
             for (int j = 0; j < p->n; j++)
-                d[i][j] += a[i][k] * b[k][j];
+                sum[j] += a[i][k] * b[k][j];
+        for (int j = 0; j < p->n; j++)
+            d[i][j] += sum[j];
+    }
     for (int lane = 0; lane < SIMT_WARPGROUP; lane++)
         for (int i = 0; i < p->n / 2; i++)
             p->d[lane][i] = d[lane / 32 * 16 + lane % 32 / 4 + 4 * (i & 2)][i / 4 * 8 + 2 * (lane % 4) + (i & 1)];
