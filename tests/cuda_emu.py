@@ -100,6 +100,25 @@ def library(races: bool = False) -> ctypes.CDLL:
     return ctypes.CDLL(str(build(races=True)) if races else emulated().__file__)
 
 
+# What tests/simt_cases.cu stands on.
+OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/wgmma", "cuda/emu/device", "cuda/emu/graph",
+           "cuda/emu/order", "cuda/emu/apart", "cuda/device_common", "cuda/faults", "csrc/base/status",
+           "csrc/base/clock"]  # fmt: skip
+
+
+def simt_cases(folder: Path, races: bool = False) -> ctypes.CDLL:
+    """tests/simt_cases.cu with an emulator of its own."""
+    path, built = folder / "simt_cases.so", build(races=True).parent if races else build().parent
+    objects = [str(built / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race"] if races else []))]
+    hooks = [*RACES, *HOOKS] if races else ["-Wall", "-Wextra", "-Werror"]
+    run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-ffp-contract=off", *hooks, f"-I{ROOT}", f"-fmacro-prefix-map={ROOT}/=",
+         "-x", "c", "-c", str(ROOT / "tests/simt_cases.cu"), "-o", f"{path}.o"])  # fmt: skip
+    run(["gcc", "-shared", f"{path}.o", *objects, "-o", str(path), "-lm", "-lpthread", "-ldl", "-Wl,-Bsymbolic,-z,defs"])
+    emulator = ctypes.CDLL(str(path))
+    emulator.tp_error_message.restype = ctypes.c_char_p
+    return emulator
+
+
 def fake_cudnn(*flags: str, folder: Path = FOLDER) -> Path:
     """A libcudnn for TERAPIPE_CUDNN that computes the graphs it is given, on this emulated device (tests/cuda/fake_cudnn.c)."""
     folder.mkdir(parents=True, exist_ok=True)

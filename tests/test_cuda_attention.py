@@ -6,7 +6,6 @@ orders of blocks and threads, and both times at which an asynchronous copy may l
 
 import ctypes
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
 
-# What simt_cases.cu stands on, as tests/cuda_emu.py built it.
-OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/wgmma", "cuda/emu/device", "cuda/emu/graph", "cuda/emu/order",
-           "cuda/emu/apart", "cuda/device_common", "cuda/faults", "csrc/base/status", "csrc/base/clock"]  # fmt: skip
 F32, BF16 = 0, 1
 MMA, WGMMA = 0, 1  # tp_attention_kernel of cuda/kernels.h
 POISON = 0xFF  # four bytes of it: NaN, in fp32 and in bf16
@@ -45,14 +41,7 @@ def module() -> ctypes.CDLL:
 @pytest.fixture(scope="module")
 def cases(module: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """simt_cases.cu with an emulator of its own."""
-    library = tmp_path_factory.mktemp("cuda") / "simt_cases.so"
-    objects = [str(cuda_emu.FOLDER / f"{name}.o") for name in OBJECTS]
-    subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra",
-                    "-Werror", "-I.", "-x", "c", "tests/simt_cases.cu", "-x", "none", *objects, "-o", str(library),
-                    "-lm", "-lpthread", "-Wl,-Bsymbolic,-z,defs"], cwd=ROOT, check=True)  # fmt: skip
-    emulator = ctypes.CDLL(str(library))
-    emulator.tp_error_message.restype = ctypes.c_char_p
-    return emulator
+    return cuda_emu.simt_cases(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ so of kernels that are wrong on purpose. What compute-sanitizer's racecheck woul
 
 import ctypes
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +14,13 @@ if not (ROOT / "cuda").is_dir():
 
 import cuda_emu  # noqa: E402
 from cuda_launchers import BF16, F32, Kernels, of  # noqa: E402
-from test_cuda_attention import OBJECTS, Attention, address, aligned  # noqa: E402
+from test_cuda_attention import Attention, address, aligned  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
     """simt_cases.cu with an emulator of its own, that looks for races."""
-    library = tmp_path_factory.mktemp("cuda") / "simt_cases.so"
-    folder = cuda_emu.build(races=True).parent
-    objects = [str(folder / f"{name}.o") for name in (*OBJECTS, "cuda/emu/race")]
-    subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", *cuda_emu.RACES, *cuda_emu.HOOKS, "-I.", "-x",
-                    "c", "-c", "tests/simt_cases.cu", "-o", f"{library}.o"], cwd=ROOT, check=True)  # fmt: skip
-    subprocess.run(["gcc", "-shared", f"{library}.o", *objects, "-o", str(library), "-lm", "-lpthread", "-ldl",
-                    "-Wl,-Bsymbolic,-z,defs"], cwd=ROOT, check=True)  # fmt: skip
-    emulator = ctypes.CDLL(str(library))
-    emulator.tp_error_message.restype = ctypes.c_char_p
-    return emulator
+    return cuda_emu.simt_cases(tmp_path_factory.mktemp("cuda"), races=True)
 
 
 @pytest.fixture

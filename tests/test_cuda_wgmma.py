@@ -4,7 +4,6 @@ No GPU has run these kernels: benchmarks/gpu_check.py asks one."""
 
 import ctypes
 import re
-import subprocess
 from pathlib import Path
 
 import cuda_emu
@@ -19,8 +18,18 @@ if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
 
 from test_cuda_attention import (  # noqa: E402
-    BF16, MMA, OBJECTS, SHAPES, WGMMA, Attention, Shape, address, aligned, from_bf16, run_case, to_bf16,
-)  # fmt: skip
+    BF16,
+    MMA,
+    SHAPES,
+    WGMMA,
+    Attention,
+    Shape,
+    address,
+    aligned,
+    from_bf16,
+    run_case,
+    to_bf16,
+)
 
 IMAGE = 24 * 1024  # bf16 of shared memory (tests/simt_cases.cu)
 
@@ -33,28 +42,14 @@ def emu():
     library.tp_simt_set_order(0)
 
 
-def emulator_of_cases(folder: Path, races: bool) -> ctypes.CDLL:
-    """simt_cases.cu with an emulator of its own, which may look for races."""
-    library, built = folder / "simt_cases.so", cuda_emu.build(races=races).parent
-    objects = [str(built / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race"] if races else []))]
-    hooks = [*cuda_emu.RACES, *cuda_emu.HOOKS] if races else []
-    subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", *hooks, "-I.", "-x", "c", "-c",
-                    "tests/simt_cases.cu", "-o", f"{library}.o"], cwd=ROOT, check=True)  # fmt: skip
-    subprocess.run(["gcc", "-shared", f"{library}.o", *objects, "-o", str(library), "-lm", "-lpthread", "-ldl",
-                    "-Wl,-Bsymbolic,-z,defs"], cwd=ROOT, check=True)  # fmt: skip
-    emulator = ctypes.CDLL(str(library))
-    emulator.tp_error_message.restype = ctypes.c_char_p
-    return emulator
-
-
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    return emulator_of_cases(tmp_path_factory.mktemp("cuda"), races=False)
+    return cuda_emu.simt_cases(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(scope="module")
 def racing(tmp_path_factory):
-    return emulator_of_cases(tmp_path_factory.mktemp("races"), races=True)
+    return cuda_emu.simt_cases(tmp_path_factory.mktemp("races"), races=True)
 
 
 # ---- products ------------------------------------------------------------------------------------------------------------
@@ -221,7 +216,8 @@ def test_large_scores_overflow_nowhere(emu):
         assert np.isfinite(got).all(), name
 
 
-@pytest.mark.parametrize("name, D", [("forward_wgmma_64", 64), ("forward_wgmma_128", 80), ("dq_wgmma_64", 40), ("dq_wgmma_128", 128)])
+@pytest.mark.parametrize("name, D", [("forward_wgmma_64", 64), ("forward_wgmma_128", 80), ("dq_wgmma_64", 40),
+                                     ("dq_wgmma_128", 128)])  # fmt: skip
 def test_an_error_names_the_kernel(emu, name, D):
     """So these run, and not those by mma.sync."""
     shape, memory = Shape(1, 1, D, 8, 0, 8, 3 * D, D), aligned(8 * 3 * D, np.uint16)
@@ -326,7 +322,7 @@ def test_another_device_is_refused_before_there_is_work(trained, major, minor):
 
 def test_doctor_says_whether_the_device_has_wgmma(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("TERAPIPE_ATTENTION", "wgmma")
-    for major, words in ((9, "by wgmma, never tried on a GPU by its authors"), (8, "runs on compute capability 9.0 alone: GPU 0 will refuse")):
+    for major, words in ((9, "by wgmma, never tried on a GPU"), (8, "runs on compute capability 9.0 alone: GPU 0 will refuse")):
         tp.cuda.load().emu_machine(major=major)
         rows = {row.name: row for row in doctor.examine(tmp_path)}
         assert words in rows["attention"].value + rows["attention"].advice
