@@ -76,6 +76,23 @@ attention_rescale(float *out, int n, const float *factor)
         out[i] *= factor[i >> 1 & 1];
 }
 
+/* One m16 group of queries from t, whose keys are all summed: writes lse of those of the slice; what out is to be taken times. */
+TP_DEVICE void
+attention_finish(float *factor, const tp_attention_args *a, int64_t stat, int t, const float *top, const float *sum)
+{
+    int lane = TP_THREAD % TP_WARP;
+    TP_UNROLL
+    for (int i = 0; i < 2; i++) {
+        float total = sum[i];
+        int mine = t + 8 * i + lane / 4;
+        total += TP_SHFL_XOR_F(total, 1);
+        total += TP_SHFL_XOR_F(total, 2);
+        factor[i] = 1.0f / total;
+        if (lane % 4 == 0 && mine >= a->first && mine < a->last)
+            TP_ST(a->lse_out + stat + mine, tp_fmaf(top[i], a->scale, tp_logf(total)));
+    }
+}
+
 /* s[n / 8][4] of keys [key, key + n) and queries from t: keys after their query become `hidden`. */
 TP_DEVICE void
 attention_mask(float *s, int t, int key, int n, float hidden)

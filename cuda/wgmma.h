@@ -1,6 +1,7 @@
 /* Products of a warpgroup: wgmma of sm_90a. PTX on the device; in the emulator (cuda/emu/wgmma.c) what the PTX ISA says of the
  * same words (PTX ISA 9.0, section 9.7.15; the fields of a descriptor and the canonical layouts also from NVIDIA/cutlass,
- * cute/arch/mma_sm90_desc.hpp and cute/atom/mma_traits_sm90_gmma.hpp).
+ * cute/arch/mma_sm90_desc.hpp and cute/atom/mma_traits_sm90_gmma.hpp, and the words for one tile that is read both ways from
+ * HazyResearch/ThunderKittens, its descriptors of 128-byte tiles).
  *
  * 128 threads, four warps that begin at a multiple of four, compute d += a b of m64 n(N) k16 together. The warp's 16 rows of d lie
  * in its lanes as [N / 8][4] of mma.h's C fragments, and those of a, where it comes from registers, as its A fragment.
@@ -101,6 +102,10 @@ tp_wgmma_pin_words(uint32_t *x, int n)
         __asm__ volatile("" : "+r"(x[i])::"memory");
 }
 
+/* x, which is not below 0, is computed before the waits that follow, of which ptxas would else do those first that stand behind it
+ * (as its SASS shows): whoever is below 0 sleeps, and nobody is. */
+#define TP_WGMMA_NOT_LATER(x) \
+    __asm__ volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p nanosleep.u32 1; }" ::"f"(x) : "memory")
 #define TP_WGMMA_PIN(x, n) tp_wgmma_pin((x), (n))
 #define TP_WGMMA_PIN_WORDS(x, n) tp_wgmma_pin_words((x), (n))
 
@@ -132,6 +137,7 @@ tp_simt_fence_async(void);
 #define TP_WGMMA_COMMIT() tp_simt_wgmma_commit(TP_SITE)
 #define TP_WGMMA_WAIT(left) tp_simt_wgmma_wait(TP_SITE, (left))
 #define TP_FENCE_ASYNC() tp_simt_fence_async()
+#define TP_WGMMA_NOT_LATER(x) ((void)(x))
 #define TP_WGMMA_PIN(x, n) ((void)(x))
 #define TP_WGMMA_PIN_WORDS(x, n) ((void)(x))
 
