@@ -133,7 +133,7 @@ tp_race_product(const void *shared, size_t bytes, int begins);
 #define tp_race_depart(shared, bytes) ((void)0)
 #define tp_race_land(shared, bytes) ((void)0)
 #define tp_race_fence() ((void)0)
-#define tp_race_product(shared, bytes, begins) ((void)0)
+#define tp_race_product(shared, bytes, begins) ((void)(shared), (void)(bytes), (void)(begins))
 #endif
 
 #endif

@@ -201,7 +201,7 @@ fail_divergent(simt_machine *m)
     for (; first < 0; state++)
         for (int i = 0; i < m->threads && first < 0; i++)
             first = m->fiber[i].state == (simt_state)state ? i : -1;
-    state = m->fiber[first].state;
+    state = (int)m->fiber[first].state;
     int span = state == SIMT_AT_WARP ? TP_WARP : state == SIMT_AT_WARPGROUP ? SIMT_WARPGROUP : SIMT_THREADS;
     int from = first / span * span, end = from + span < m->threads ? from + span : m->threads;
     for (int i = from; i < end && other < 0; i++)
