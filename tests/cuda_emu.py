@@ -111,8 +111,8 @@ def simt_cases(folder: Path, races: bool = False) -> ctypes.CDLL:
     path, built = folder / "simt_cases.so", build(races=True).parent if races else build().parent
     objects = [str(built / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race"] if races else []))]
     hooks = [*RACES, *HOOKS] if races else ["-Wall", "-Wextra", "-Werror"]
-    run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-ffp-contract=off", *hooks, f"-I{ROOT}", f"-fmacro-prefix-map={ROOT}/=",
-         "-x", "c", "-c", str(ROOT / "tests/simt_cases.cu"), "-o", f"{path}.o"])  # fmt: skip
+    run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-ffp-contract=off", *hooks, f"-I{ROOT}",
+         f"-fmacro-prefix-map={ROOT}/=", "-x", "c", "-c", str(ROOT / "tests/simt_cases.cu"), "-o", f"{path}.o"])  # fmt: skip
     run(["gcc", "-shared", f"{path}.o", *objects, "-o", str(path), "-lm", "-lpthread", "-ldl", "-Wl,-Bsymbolic,-z,defs"])
     emulator = ctypes.CDLL(str(path))
     emulator.tp_error_message.restype = ctypes.c_char_p
