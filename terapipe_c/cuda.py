@@ -8,8 +8,8 @@
 The backend is the C module `_cuda`, built where nvcc is (see the README). TERAPIPE_CUDA_MODULE names another file to take
 its place: the emulated one of the tests, `python tests/cuda_emu.py`. TERAPIPE_ATTENTION=cudnn has cuDNN compute the forward of
 attention, in bf16 where reproducible=False (cuda/cudnn.h); "wgmma" has all of it computed, in bf16, by kernels of the package that
-need compute capability 9.0 and have been run on no GPU: other bits than the default's, so set it on every machine of a run or on
-none. A report's caveats say so of both; "own", or nothing: by mma.sync.
+need compute capability 9.0 and have been run on no GPU: other bits than the default's, so for every rank of a reproducible
+run or for none. A report's caveats say so of both; "own", or nothing: by mma.sync.
 """
 
 from __future__ import annotations

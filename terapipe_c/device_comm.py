@@ -8,7 +8,7 @@ from typing import Any
 from . import _core, cuda
 from .job import copies_of, hosts_of
 
-__all__ = ["connect", "inproc", "lines", "message_bytes", "nccl", "pipeline_on_one_gpu"]
+__all__ = ["agree_on_attention", "connect", "inproc", "lines", "message_bytes", "nccl", "pipeline_on_one_gpu"]
 
 MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
 KINDS = ("nccl", "host")
@@ -71,6 +71,18 @@ def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Com
         return control
     largest = message_bytes(plan.model.n_embd, plan.slicing)
     return nccl(control, largest, replicas=plan.data_parallel, copies=copies_of(plan), hosts=hosts_of(plan))
+
+
+def agree_on_attention(job: Mapping[str, Any], control: _core.Comm) -> None:
+    """On every rank, where the bits are promised: those of other machines may have been told of other kernels. cuDNN's are none
+    of a reproducible run anyway."""
+    if not job["reproducible"]:
+        return
+    everyone = control.allgather(bytes([os.environ.get("TERAPIPE_ATTENTION") == "wgmma"]))
+    if len(set(everyone)) > 1:
+        asked = ", ".join(str(rank) for rank, wgmma in enumerate(everyone) if wgmma)
+        raise _core.InvalidValueError(f"TERAPIPE_ATTENTION is 'wgmma' for rank {asked} of {len(everyone)} alone: the results would be "
+                                      "those of neither kernel; on all ranks or on none would be right, or reproducible=False")
 
 
 def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float = 0.0,

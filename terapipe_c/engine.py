@@ -250,8 +250,9 @@ def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _Trainin
 
     plan = Plan.from_dict(job["plan"])
     if job["backend"] == "cuda":
-        from .device_comm import connect
+        from .device_comm import agree_on_attention, connect
 
+        agree_on_attention(job, comm)
         comm = connect(job, comm, plan)
     engine = _TrainingEngine(job, plan, rank, comm)
     if job["resume_from"] is None:

@@ -5,13 +5,14 @@ No GPU has run these kernels: benchmarks/gpu_check.py asks one."""
 import ctypes
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import cuda_emu
 import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import doctor
+from terapipe_c import device_comm, doctor
 
 ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "cuda").is_dir():
@@ -318,6 +319,18 @@ def test_another_device_is_refused_before_there_is_work(trained, major, minor):
     with pytest.raises(tp.ExecutionError, match=told):
         trained("wgmma", [(2, [40])])
     assert trained("own", [(2, [40])])[2] == []
+
+
+def test_ranks_of_a_reproducible_run_agree(monkeypatch):
+    """Machines have environments of their own."""
+    monkeypatch.setenv("TERAPIPE_ATTENTION", "wgmma")
+    asked = []
+    control = lambda answer: SimpleNamespace(allgather=lambda mine: asked.append(mine) or answer)  # noqa: E731
+    device_comm.agree_on_attention({"reproducible": True}, control(b"\1\1\1"))
+    device_comm.agree_on_attention({"reproducible": False}, control(b"\0\1"))
+    with pytest.raises(tp.InvalidValueError, match="for rank 1, 2 of 3 alone: .* on all ranks or on none would be right"):
+        device_comm.agree_on_attention({"reproducible": True}, control(b"\0\1\1"))
+    assert asked == [b"\1"] * 2
 
 
 def test_doctor_says_whether_the_device_has_wgmma(trained, tmp_path, monkeypatch):
