@@ -81,8 +81,8 @@ def agree_on_attention(job: Mapping[str, Any], control: _core.Comm) -> None:
     everyone = control.allgather(bytes([os.environ.get("TERAPIPE_ATTENTION") == "wgmma"]))
     if len(set(everyone)) > 1:
         asked = ", ".join(str(rank) for rank, wgmma in enumerate(everyone) if wgmma)
-        raise _core.InvalidValueError(f"TERAPIPE_ATTENTION is 'wgmma' for rank {asked} of {len(everyone)} alone: the results would be "
-                                      "those of neither kernel; on all ranks or on none would be right, or reproducible=False")
+        raise _core.InvalidValueError(f"TERAPIPE_ATTENTION is 'wgmma' for rank {asked} of {len(everyone)} alone: the results would "
+                                      "be those of neither kernel; on all ranks or on none would be right, or reproducible=False")
 
 
 def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float = 0.0,

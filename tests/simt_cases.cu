@@ -131,7 +131,8 @@ TP_KERNEL(case_race, case_args)
 
 /* What is wrong with the kernel of a warpgroup's products. */
 enum {
-    NO_REGISTER_FENCE = 1, NO_COMMIT, EARLY, OVERWRITTEN, OTHER_TILE, GROUP_ENDED, NO_PROXY_FENCE, NO_BLOCK_BARRIER, LATE_PROXY_FENCE,
+    NO_REGISTER_FENCE = 1, NO_COMMIT, EARLY, OVERWRITTEN, OTHER_TILE, GROUP_ENDED, NO_PROXY_FENCE, NO_BLOCK_BARRIER,
+    LATE_PROXY_FENCE,
 };
 #define CASE_SHARED (48 * 1024)
 
@@ -166,7 +167,8 @@ TP_KERNEL(case_wgmma, case_args)
     for (int p = 0; p < count; p++) {
         uint64_t at = TP_LD(words + 3 + 2 * p) + (a.fault == OTHER_TILE && odd ? 2 : 0), bt = TP_LD(words + 4 + 2 * p);
         for (int i = 0; i < 4 && registers; i++)
-            fa[p][i] = TP_LD((const uint32_t *)(const void *)(matrix + p * 1024 + (row + 8 * (i & 1)) * 16 + 2 * (lane % 4) + 4 * (i & 2)));
+            fa[p][i] = TP_LD((const uint32_t *)(const void *)(matrix + p * 1024 + (row + 8 * (i & 1)) * 16 + 2 * (lane % 4) +
+                                                              4 * (i & 2)));
         if (registers && n == 64)
             TP_WGMMA_RS(64, d, fa[p], bt);
         else if (registers)

@@ -59,8 +59,8 @@ decode(const char *site, uint64_t word)
     if (word & 0x3ff1c000c000c000u)
         tp_simt_fail(m, "%s: descriptor %#llx has bits that mean nothing", site, (unsigned long long)word);
     if (word >> 62 != 1 || (word >> 49 & 7) != 0)
-        tp_simt_fail(m, "%s: descriptor %#llx: of its layouts the emulator knows the 128-byte swizzle from a multiple of 1024 bytes on",
-                     site, (unsigned long long)word);
+        tp_simt_fail(m, "%s: descriptor %#llx: of its layouts the emulator knows the 128-byte swizzle from a multiple of 1024 bytes "
+                     "on", site, (unsigned long long)word);
     return t;
 }
 
