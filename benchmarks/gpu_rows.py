@@ -209,7 +209,7 @@ def optim_cases(k: Rows, dtype: torch.dtype, n: int) -> Iterator[Case]:
         for to, start in ((p, p0), (m, m0), (v, v0)):
             to.copy_(start)
 
-    yield Case("adamw", (28 + e) * n, "(28 + e) n", lambda: k("adamw", d, n, p, g, m, v, copy, None, args), stepped, restore,
+    yield Case("adamw", (28 + e) * n, "(28 + e) n", lambda: k("adamw", d, n, p, p, g, m, v, copy, None, args), stepped, restore,
                None, [p, m, v, copy])  # fmt: skip
 
 

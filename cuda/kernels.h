@@ -98,12 +98,27 @@ typedef struct {
     float lr, beta1, beta2, eps, weight_decay, bias1, bias2, grad_scale;
 } tp_adamw_args;
 
-/* Decoupled AdamW (Loshchilov & Hutter 2019) on n master weights p, gradients g, moments m, v; copy[n] of dtype (NULL:
- * none) = the new p. `args` is the host's and read at the call; on_device, if not NULL, lies in device memory and is read
- * by the kernel instead (then args may be NULL): a captured step takes another learning rate without a new capture. */
+/* Decoupled AdamW (Loshchilov & Hutter 2019) of n master weights `from` (which may be p) into p, gradients g, moments m, v;
+ * copy[n] of dtype (NULL: none) = the new p. `args` is the host's and read at the call; on_device, if not NULL, lies in device
+ * memory and is read by the kernel instead (then args may be NULL): what the device itself has found. grad_scale NaN: p = from,
+ * and m and v stay. */
 TP_MUST_USE tp_status
-tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, float *p, const float *g, float *m, float *v, void *copy,
-              const tp_adamw_args *args, const tp_adamw_args *on_device);
+tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, const float *from, float *p, const float *g, float *m, float *v,
+              void *copy, const tp_adamw_args *args, const tp_adamw_args *on_device);
+
+/* In device memory: how a gradient of a micro-batch updates, of which the host knows nothing yet. */
+typedef struct {
+    tp_adamw_args vector, matrix; /* vector: without decay */
+    double norm2;     /* of the last micro-batch, or of that which was refused */
+    int32_t refused;  /* 1 + the first micro-batch of the step whose norm is not finite; 0: none */
+} tp_cuda_clipped;
+
+/* norm2 = the sum of sums[n], by a tree that follows from n; squares[i] = sums[i], and from micro 1 on the sum of both. *out: `args`
+ * with grad_scale such that a norm above grad_clip (> 0; else all are right) becomes it; NaN from the first norm on that is not
+ * finite, until micro 0. args is the host's and read at the call. */
+TP_MUST_USE tp_status
+tp_cuda_clip(tp_stream stream, int64_t n, int64_t micro, const double *sums, double *squares, double grad_clip,
+             const tp_adamw_args *args, tp_cuda_clipped *out);
 
 /* ---- attention: attention.cu ---------------------------------------------------------------------------------------- */
 

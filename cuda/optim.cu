@@ -22,13 +22,22 @@ typedef struct {
 
 typedef struct {
     int64_t n;
+    const float *from, *g;
     float *p, *m, *v;
-    const float *g;
     void *copy;
     const tp_adamw_args *on_device; /* NULL: `given` */
     tp_adamw_args given;
     int vector;
 } adamw_args;
+
+typedef struct {
+    int64_t n, micro;
+    const double *sums;
+    double *squares;
+    double grad_clip;
+    tp_adamw_args given;
+    tp_cuda_clipped *out;
+} clip_args;
 
 /* The block's sum in thread 0: pairs whose distance halves. sums: ROWS_BLOCK shared doubles. */
 TP_DEVICE double
@@ -83,6 +92,34 @@ TP_KERNEL_BOUNDS(sumsq_end, sumsq_end_args, ROWS_BLOCK, 1)
         TP_ST(a.out, sum);
 }
 
+/* PyTorch's clip_grad_norm_, as csrc/stage/update.c. */
+TP_KERNEL_BOUNDS(clip, clip_args, ROWS_BLOCK, 1)
+{
+    TP_SHARED(double, sums, ROWS_BLOCK);
+    double norm2 = 0.0;
+    for (int64_t i = TP_THREAD; i < a.n; i += ROWS_BLOCK) {
+        const double sum = TP_LD(a.sums + i);
+        TP_ST(a.squares + i, a.micro == 0 ? sum : TP_LD(a.squares + i) + sum);
+        norm2 += sum;
+    }
+    norm2 = sumsq_block(norm2, sums);
+    if (TP_THREAD == 0) {
+        const int32_t before = a.micro == 0 ? 0 : TP_LD(&a.out->refused);
+        const int finite = norm2 <= DBL_MAX; /* NaN is not */
+        const double norm = sqrt(norm2);
+        tp_adamw_args args = a.given;
+        args.grad_scale = before != 0 || !finite                   ? NAN
+                          : a.grad_clip > 0.0 && norm > a.grad_clip ? (float)(a.grad_clip / (norm + 1e-6))
+                                                                    : 1.0f;
+        a.out->matrix = args;
+        args.weight_decay = 0.0f;
+        a.out->vector = args;
+        if (before == 0)
+            TP_ST(&a.out->norm2, norm2);
+        TP_ST(&a.out->refused, before == 0 && !finite ? (int32_t)a.micro + 1 : before);
+    }
+}
+
 #undef ROWS_BF16
 #define ROWS_BF16 1
 #include "cuda/rows.inc"
@@ -104,14 +141,22 @@ tp_cuda_sumsq(tp_stream stream, int64_t n, const float *x, double *out, double *
 }
 
 tp_status
-tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, float *p, const float *g, float *m, float *v, void *copy,
-              const tp_adamw_args *args, const tp_adamw_args *on_device)
+tp_cuda_clip(tp_stream stream, int64_t n, int64_t micro, const double *sums, double *squares, double grad_clip,
+             const tp_adamw_args *args, tp_cuda_clipped *out)
 {
-    adamw_args a = {n, p, m, v, g, copy, on_device, {0, 0, 0, 0, 0, 0, 0, 0}, 0};
+    clip_args a = {n, micro, sums, squares, grad_clip, *args, out};
+    return TP_LAUNCH(clip, tp_grid1(1), ROWS_BLOCK, 0, stream, a);
+}
+
+tp_status
+tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, const float *from, float *p, const float *g, float *m, float *v,
+              void *copy, const tp_adamw_args *args, const tp_adamw_args *on_device)
+{
+    adamw_args a = {n, from, g, p, m, v, copy, on_device, {0, 0, 0, 0, 0, 0, 0, 0}, 0};
     const tp_grid grid = tp_grid1(rows_blocks(n, ROWS_BLOCK * (int64_t)(16 / tp_dtype_bytes(dtype))));
     if (on_device == NULL)
         a.given = *args;
-    a.vector = rows_aligned(p, 0, 4) && rows_aligned(g, 0, 4) && rows_aligned(m, 0, 4) && rows_aligned(v, 0, 4) &&
+    a.vector = rows_aligned(from, 0, 4) && rows_aligned(p, 0, 4) && rows_aligned(g, 0, 4) && rows_aligned(m, 0, 4) && rows_aligned(v, 0, 4) &&
                rows_aligned(copy, 0, 4);
     return dtype == TP_BF16 ? TP_LAUNCH(adamw_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(adamw_f32, grid, ROWS_BLOCK, 0, stream, a);

@@ -82,7 +82,21 @@ stage_close(tp_stage *stage)
     tp_cuda_host_free(stage->rank->cuda, stage->store);
     tp_heap_free(stage->rank->base.heap, stage->memory);
     free(stage->counts);
+    free(stage->token_groups);
+    free(stage->position_groups);
     free(stage);
+}
+
+/* Rows of the host's `values`, of each sum by themselves. */
+static tp_status
+group_rows(tp_stage *stage, const int32_t *values, int64_t height, const row_groups *all, int64_t *counts)
+{
+    for (int i = 0; i < tp_cuda_sums(&stage->base); i++) {
+        stage_sum sum = tp_cuda_sum(&stage->base, i);
+        row_groups to = tp_cuda_groups(all, sum, i);
+        TP_TRY(tp_cuda_group_rows(sum.count, values + sum.first, height, stage->counts, to.index, to.start, to.rows, &counts[i]));
+    }
+    return TP_OK;
 }
 
 /* Which token stands where: known from the slicing alone. */
@@ -93,9 +107,7 @@ lay_positions(tp_stage *stage)
     if (ints->positions == NULL)
         return TP_OK;
     tp_stage_order(&stage->base, NULL, NULL, NULL, ints->positions);
-    return tp_cuda_group_rows(tp_stage_tokens(&stage->base), ints->positions, stage->base.config.slicing->seq_len,
-                              stage->counts, ints->by_position.index, ints->by_position.start, ints->by_position.rows,
-                              &stage->position_groups);
+    return group_rows(stage, ints->positions, stage->base.config.slicing->seq_len, &ints->by_position, stage->position_groups);
 }
 
 static tp_status
@@ -124,7 +136,10 @@ take_memory(tp_stage *stage)
     TP_TRY(take_store(stage));
     int64_t height = most(stage->base.config.model.vocab_size, stage->base.config.slicing->seq_len);
     stage->counts = calloc((size_t)height, sizeof *stage->counts);
-    if (stage->counts == NULL)
+    int sums = tp_cuda_sums(&stage->base);
+    stage->token_groups = calloc((size_t)sums, sizeof *stage->token_groups);
+    stage->position_groups = calloc((size_t)sums, sizeof *stage->position_groups);
+    if (stage->counts == NULL || stage->token_groups == NULL || stage->position_groups == NULL)
         return tp_fail(TP_EMEMORY, "no host memory to sort %lld tokens by", (long long)height);
     return lay_positions(stage);
 }
@@ -178,6 +193,8 @@ static tp_status
 stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, half, slot, 0);
+    int begins = stage->train && slice == 0 && half != TP_SECOND_HALF; /* an evaluation leaves what steps read: graphs do not tell */
+    tp_stage_select(&stage->base, stage->train ? micro : -1, begins);
     for (int block = 0; block < stage->base.blocks; block++)
         TP_TRY(tp_cuda_block_forward(stage, block, &at));
     return TP_OK;
@@ -187,6 +204,7 @@ static tp_status
 stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
+    tp_stage_select(&stage->base, micro, 0);
     for (int block = stage->base.blocks - 1; block >= 0; block--)
         TP_TRY(tp_cuda_block_input_gradient(stage, block, &at));
     return TP_OK;
@@ -196,6 +214,7 @@ static tp_status
 stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gslot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
+    tp_stage_select(&stage->base, micro, 0);
     for (int block = 0; block < stage->base.blocks; block++)
         if (stage->base.block[block].saves == TP_REMAKES)
             TP_TRY(tp_cuda_block_recompute(stage, block, &at));
@@ -233,6 +252,7 @@ static tp_status
 stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
+    tp_stage_select(&stage->base, micro, 0);
     for (int block = stage->base.blocks - 1; block >= 0; block--)
         TP_TRY(tp_cuda_block_weight_gradient(stage, block, &at));
     return TP_OK;
@@ -300,13 +320,12 @@ stage_begin(tp_stage *stage, const int32_t *tokens, int train)
 {
     stage_ints *ints = &stage->on_host;
     stage->train = train;
+    TP_TRY(tp_cuda_stage_settle_versions(stage));
     if (stage->ints_bytes == 0)
         return TP_OK;
     tp_stage_order(&stage->base, tokens, ints->tokens, ints->targets, NULL);
     if (ints->by_token.index != NULL)
-        TP_TRY(tp_cuda_group_rows(tp_stage_tokens(&stage->base), ints->tokens, stage->base.config.model.vocab_size,
-                                  stage->counts, ints->by_token.index, ints->by_token.start, ints->by_token.rows,
-                                  &stage->token_groups));
+        TP_TRY(group_rows(stage, ints->tokens, stage->base.config.model.vocab_size, &ints->by_token, stage->token_groups));
     /* the first array of either: they lie in one order */
     return tp_cuda_copy(stage->rank->cuda, stage->rank->stream,
                         ints->targets != NULL ? stage->on_device.targets : stage->on_device.tokens, stage->pinned,
@@ -357,5 +376,6 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .gradients = tp_stage_gradients,
     .loss = tp_cuda_stage_loss,
     .sumsq = tp_cuda_stage_sumsq,
+    .update_micro = tp_cuda_stage_update_micro,
     .update = tp_cuda_stage_update,
 };

@@ -7,7 +7,11 @@
  * every row of the micro-batch. The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in
  * a tile of TP_CUDA_HEAD_TILE rows, counted from row 0 of the batch, and d(weight) takes whole tiles. Embedding rows wait for
  * the end of the step. The last stage sees rows ascending in F, every stage micro-batches ascending in W
- * (tp_program_check_canonical). What a call does follows from its arguments alone, so that a graph may stand for it.
+ * (tp_program_check_canonical). What a call does follows from its arguments alone, so that a graph may stand for it: of stages with
+ * versions of their weights too, as each micro-batch reads the same ones in every step (csrc/stage/versions.c). Their updates by
+ * micro-batches are no part of a graph, and the host does not wait for them: the device clips, or refuses, by what it has measured.
+ * There all that is said here of the batch is of the micro-batch: the head's tiles begin with it, and embedding rows wait for its
+ * update.
  *
  * The vocabulary's weight and logits have rows padded to 64: zero, and zero they stay; products like whole tiles. */
 #ifndef TP_CUDA_STAGE_H
@@ -37,9 +41,14 @@ struct tp_gradients {
     void *dh;         /* ffn: [R, 4E] */
 };
 
-/* Rows sorted by an index, of the whole batch (tp_cuda_group_rows). */
+/* Rows whose gradients are summed together: the batch's, or those of a micro-batch that has its update. */
 typedef struct {
-    int32_t *index, *start, *rows; /* [min(rows, height)], one more, [batch * T] */
+    int64_t first, count;
+} stage_sum;
+
+/* Rows sorted by an index, of each sum one behind another (tp_cuda_group_rows). */
+typedef struct {
+    int32_t *index, *start, *rows; /* of a sum [min(count, height)], one more, [count] */
 } row_groups;
 
 /* What a step's tokens become: once on the host, page-locked, and once on the device, in the same order. */
@@ -58,6 +67,8 @@ struct tp_stage {
     void *tile_logits, *tile_x; /* head: [tile_rows, V padded], [tile_rows, E] */
     float *loss;                /* head: [batch * T] in row order */
     double *sums;               /* [params] */
+    double *squares;            /* [params] of micro-batches that have their updates, so far; NULL: they have none */
+    tp_cuda_clipped *clipped;   /* the last update's; NULL likewise */
     stage_ints on_device;
     size_t ints_bytes;
 
@@ -66,8 +77,9 @@ struct tp_stage {
     stage_ints on_host;
     float *host_loss;
     double *host_sums;
+    tp_cuda_clipped *host_clipped;
     int32_t *counts;            /* [max(vocabulary, T)] scratch of sorting */
-    int64_t token_groups, position_groups;
+    int64_t *token_groups, *position_groups; /* [tp_cuda_sums] */
     int train;
     int preparing;              /* products are chosen, nothing runs */
     int prepared;
@@ -85,6 +97,26 @@ tp_cuda_stage_layout_host(tp_stage *stage, char *base);
 /* The tables of a stage without its memory; ended by free. */
 TP_MUST_USE tp_status
 tp_cuda_stage_describe(const tp_stage_config *config, tp_dtype dtype, tp_stage **out);
+/* How many sums a step has, and the rows of one. */
+static inline int
+tp_cuda_sums(const tp_stage_base *stage)
+{
+    return stage->config.versions > 0 ? stage->config.slicing->micros : 1;
+}
+static inline stage_sum
+tp_cuda_sum(const tp_stage_base *stage, int micro)
+{
+    const tp_micro *cut = &stage->config.slicing->micro[micro];
+    int64_t seq_len = stage->config.slicing->seq_len;
+    return stage->config.versions > 0 ? (stage_sum){cut->first_seq * seq_len, cut->batch * seq_len}
+                                      : (stage_sum){0, tp_stage_tokens(stage)};
+}
+/* The part of groups that one sum has, the i-th. */
+static inline row_groups
+tp_cuda_groups(const row_groups *all, stage_sum sum, int i)
+{
+    return (row_groups){all->index + sum.first, all->start + sum.first + i, all->rows + sum.first};
+}
 static inline int64_t
 tp_cuda_padded_vocab(const tp_model *model)
 {
@@ -129,6 +161,11 @@ TP_MUST_USE tp_status
 tp_cuda_stage_sumsq(tp_stage *stage, double *sums);
 TP_MUST_USE tp_status
 tp_cuda_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
+TP_MUST_USE tp_status
+tp_cuda_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip);
+/* Before a step: after one that ended half way the newest version may be elsewhere than where steps find it. */
+TP_MUST_USE tp_status
+tp_cuda_stage_settle_versions(tp_stage *stage);
 
 static inline float *
 tp_cuda_grad(const tp_stage *stage, int param)

@@ -233,7 +233,7 @@ static tp_status
 weight_and_bias(tp_stage *stage, int param, int bias, const tp_slice_at *at, const void *x, const void *dy)
 {
     const tp_param *info = &stage->base.param[param].info;
-    int later = at->q > 0;
+    int later = !tp_stage_sums_from(&stage->base, at->q);
     tp_gemm_op op = {.kind = TP_GEMM_LINEAR_W,
                      .dtype = stage->dtype,
                      .accumulate = later,
@@ -261,12 +261,13 @@ norm_params(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, 
     STAGE_RUN(stage, tp_cuda_layernorm_param_gradient(stage->rank->stream, stage->dtype, at->all_rows, width, d_norm,
                                                       width, mine->input, width, mine->mean, mine->rstd,
                                                       tp_cuda_grad(stage, self->norm),
-                                                      tp_cuda_grad(stage, self->norm_bias), at->q > 0,
+                                                      tp_cuda_grad(stage, self->norm_bias),
+                                                      !tp_stage_sums_from(&stage->base, at->q),
                                                       stage->rank->partial));
     return TP_OK;
 }
 
-/* Its rows wait for the end of the step, when those of one token are added in one order. */
+/* Its rows wait for the update, when those of one token are added in one order. */
 static tp_status
 keep_rows(tp_stage *stage, int block, const tp_slice_at *at)
 {

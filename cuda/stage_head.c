@@ -6,6 +6,7 @@ typedef struct {
     int64_t row, rows;    /* of the batch */
     int64_t micro_row;    /* the first in the micro-batch's buffers */
     int64_t offset;       /* in the tile */
+    stage_sum sum;        /* whose tiles these are */
 } tile_rows;
 
 static tp_status
@@ -14,7 +15,7 @@ weight_gradient(tp_stage *stage, const tile_rows *part)
     int64_t vocab = tp_cuda_padded_vocab(&stage->base.config.model), width = stage->base.config.model.n_embd;
     tp_gemm_op op = {.kind = TP_GEMM_LINEAR_W,
                      .dtype = stage->dtype,
-                     .accumulate = part->row - part->offset > 0,
+                     .accumulate = part->row - part->offset > part->sum.first,
                      .rows = part->offset + part->rows,
                      .n_in = vocab,
                      .n_out = width,
@@ -33,7 +34,6 @@ tile_work(tp_stage *stage, const tp_slice_at *at, const tile_rows *part)
     const tp_stage_block *self = &stage->base.block[stage->base.blocks - 1];
     const tp_activations *mine = &self->activations[at->slot];
     int64_t width = stage->base.config.model.n_embd, vocab = tp_cuda_padded_vocab(&stage->base.config.model);
-    int64_t all = tp_stage_tokens(&stage->base);
     void *x = tp_cuda_row(stage, stage->tile_x, part->offset, width);
     void *logits = tp_cuda_row(stage, stage->tile_logits, part->offset, vocab);
     STAGE_RUN(stage, tp_cuda_layernorm(stage->rank->stream, stage->dtype, part->rows, width,
@@ -55,7 +55,7 @@ tile_work(tp_stage *stage, const tp_slice_at *at, const tile_rows *part)
                       .x = logits, .x_stride = vocab, .w = tp_cuda_weight(stage, self->in), .w_stride = width,
                       .y = tp_cuda_row(stage, mine->d_norm, part->micro_row, width), .y_stride = width};
     TP_TRY(tp_cuda_stage_product(stage, &op));
-    if (part->offset + part->rows == stage->tile_rows || part->row + part->rows == all)
+    if (part->offset + part->rows == stage->tile_rows || part->row + part->rows == part->sum.first + part->sum.count)
         return weight_gradient(stage, part);
     return TP_OK;
 }
@@ -64,8 +64,9 @@ tp_status
 tp_cuda_head_forward(tp_stage *stage, const tp_slice_at *at)
 {
     for (int64_t done = 0; done < at->rows;) {
-        tile_rows part = {.row = at->batch_row + at->first_row + done, .micro_row = at->first_row + done};
-        part.offset = part.row % stage->tile_rows;
+        tile_rows part = {.row = at->batch_row + at->first_row + done, .micro_row = at->first_row + done,
+                          .sum = tp_cuda_sum(&stage->base, at->q)};
+        part.offset = (part.row - part.sum.first) % stage->tile_rows;
         part.rows = at->rows - done;
         if (part.rows > stage->tile_rows - part.offset)
             part.rows = stage->tile_rows - part.offset;

@@ -38,9 +38,11 @@ layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, void *
 }
 
 static void
-layout_groups(row_groups *groups, int64_t rows, int64_t height, tp_stage_arena *from)
+layout_groups(const tp_stage_base *stage, row_groups *groups, int64_t height, tp_stage_arena *from)
 {
-    int64_t most = rows < height ? rows : height;
+    int64_t rows = tp_stage_tokens(stage), most = rows < height ? rows : height;
+    if (stage->config.versions > 0) /* each sum's begin where its rows do */
+        most = rows + tp_cuda_sums(stage) - 1;
     groups->index = tp_lay(from, most, sizeof(int32_t));
     groups->start = tp_lay(from, most + 1, sizeof(int32_t));
     groups->rows = tp_lay(from, rows, sizeof(int32_t));
@@ -57,11 +59,11 @@ layout_ints(const tp_stage *stage, stage_ints *ints, tp_stage_arena *from)
         ints->targets = tp_lay(from, tokens, sizeof(int32_t));
     if (tp_stage_scatters(&stage->base)) {
         ints->tokens = tp_lay(from, tokens, sizeof(int32_t));
-        layout_groups(&ints->by_token, tokens, stage->base.config.model.vocab_size, from);
+        layout_groups(&stage->base, &ints->by_token, stage->base.config.model.vocab_size, from);
     }
     if (tp_stage_embeds(&stage->base)) {
         ints->positions = tp_lay(from, tokens, sizeof(int32_t));
-        layout_groups(&ints->by_position, tokens, stage->base.config.slicing->seq_len, from);
+        layout_groups(&stage->base, &ints->by_position, stage->base.config.slicing->seq_len, from);
     }
     return from->used - before;
 }
@@ -73,6 +75,11 @@ tp_cuda_stage_layout(tp_stage *stage, char *base)
     int64_t tokens = tp_stage_tokens(&stage->base), width = model->n_embd;
     tp_stage_arena from = {base, 0, ALIGN, stage->base.sizes.element};
     tp_lay_params(&stage->base, &from);
+    if (stage->base.config.versions > 0) {
+        tp_lay_versions(&stage->base, &from);
+        stage->squares = tp_lay(&from, stage->base.params, sizeof *stage->squares);
+        stage->clipped = tp_lay(&from, 1, sizeof *stage->clipped);
+    }
     stage->zeroed_bytes = from.used;
     tp_lay_slots(&stage->base, &from, layout_activations, layout_gradients);
     if (tp_stage_heads(&stage->base)) {
@@ -95,6 +102,7 @@ tp_cuda_stage_layout_host(tp_stage *stage, char *base)
     layout_ints(stage, &stage->on_host, &from);
     stage->host_loss = tp_lay_floats(&from, tp_stage_tokens(&stage->base));
     stage->host_sums = tp_lay(&from, stage->base.params, sizeof(double));
+    stage->host_clipped = tp_lay(&from, stage->base.config.versions > 0, sizeof *stage->host_clipped);
     return from.used;
 }
 

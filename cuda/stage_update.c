@@ -3,12 +3,15 @@
 
 #include <math.h>
 
+/* The i-th sum's rows. */
 static tp_status
-scatter(tp_stage *stage, const tp_stage_param *param, const row_groups *groups, int64_t count)
+scatter(tp_stage *stage, const tp_stage_param *param, const row_groups *all, const int64_t *counts, int i)
 {
     int64_t width = stage->base.config.model.n_embd;
-    return tp_cuda_embedding_gradient(stage->rank->stream, stage->dtype, width, count, groups->index, groups->start,
-                                      groups->rows, stage->base.embedding_rows, width, param->grad, width);
+    stage_sum sum = tp_cuda_sum(&stage->base, i);
+    row_groups groups = tp_cuda_groups(all, sum, i);
+    return tp_cuda_embedding_gradient(stage->rank->stream, stage->dtype, width, counts[i], groups.index, groups.start, groups.rows,
+                                      tp_cuda_row(stage, stage->base.embedding_rows, sum.first, width), width, param->grad, width);
 }
 
 static tp_status
@@ -18,21 +21,27 @@ clear_gradient(tp_stage *stage, const tp_stage_param *param)
                           (size_t)param->floats * sizeof(float));
 }
 
-tp_status
-tp_cuda_stage_finish(tp_stage *stage)
+static tp_status
+scatter_all(tp_stage *stage, int i)
 {
     const tp_stage_param *wte = tp_stage_scatters(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
     if (wte != NULL && wte->grad != NULL) {
         if (!stage->base.config.model.tie_weights)
             TP_TRY(clear_gradient(stage, wte));
-        TP_TRY(scatter(stage, wte, &stage->on_device.by_token, stage->token_groups));
+        TP_TRY(scatter(stage, wte, &stage->on_device.by_token, stage->token_groups, i));
     }
     if (tp_stage_embeds(&stage->base)) {
         const tp_stage_param *positions = &stage->base.param[stage->base.block[0].out];
         TP_TRY(clear_gradient(stage, positions));
-        TP_TRY(scatter(stage, positions, &stage->on_device.by_position, stage->position_groups));
+        TP_TRY(scatter(stage, positions, &stage->on_device.by_position, stage->position_groups, i));
     }
     return TP_OK;
+}
+
+tp_status
+tp_cuda_stage_finish(tp_stage *stage)
+{
+    return scatter_all(stage, 0);
 }
 
 tp_status
@@ -60,8 +69,9 @@ tp_cuda_stage_loss(tp_stage *stage, double *out)
     return TP_OK;
 }
 
-tp_status
-tp_cuda_stage_sumsq(tp_stage *stage, double *sums)
+/* Into stage->sums. */
+static tp_status
+measure(tp_stage *stage)
 {
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
@@ -70,32 +80,94 @@ tp_cuda_stage_sumsq(tp_stage *stage, double *sums)
         TP_TRY(tp_cuda_sumsq(stage->rank->stream, param->info.rows * param->info.cols, param->grad, stage->sums + i,
                              stage->rank->partial));
     }
-    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_sums, stage->sums,
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_stage_sumsq(tp_stage *stage, double *sums)
+{
+    int micros = stage->base.config.versions > 0; /* measured, each behind its backward */
+    if (!micros)
+        TP_TRY(measure(stage));
+    else
+        TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_clipped, stage->clipped, sizeof *stage->clipped,
+                            TP_CUDA_TO_HOST));
+    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_sums, micros ? stage->squares : stage->sums,
                         (size_t)stage->base.params * sizeof(double), TP_CUDA_TO_HOST));
     TP_TRY(tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream));
+    if (micros && stage->host_clipped->refused != 0)
+        return tp_stage_refuse_norm(&stage->base, stage->host_clipped->refused - 1, stage->host_clipped->norm2);
     for (int i = 0; i < stage->base.params; i++)
         if (tp_stage_answers_for(&stage->base, i))
             sums[stage->base.param[i].index] = stage->host_sums[i];
     return TP_OK;
 }
 
+static tp_adamw_args
+args_of(const tp_adamw *adamw, double grad_scale)
+{
+    return (tp_adamw_args){.lr = (float)adamw->lr,
+                           .beta1 = (float)adamw->beta1,
+                           .beta2 = (float)adamw->beta2,
+                           .eps = (float)adamw->eps,
+                           .weight_decay = (float)adamw->weight_decay,
+                           .bias1 = (float)(1 - pow(adamw->beta1, (double)adamw->step)),
+                           .bias2 = (float)(1 - pow(adamw->beta2, (double)adamw->step)),
+                           .grad_scale = (float)grad_scale};
+}
+
 tp_status
 tp_cuda_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
 {
-    tp_adamw_args args = {.lr = (float)adamw->lr,
-                          .beta1 = (float)adamw->beta1,
-                          .beta2 = (float)adamw->beta2,
-                          .eps = (float)adamw->eps,
-                          .bias1 = (float)(1 - pow(adamw->beta1, (double)adamw->step)),
-                          .bias2 = (float)(1 - pow(adamw->beta2, (double)adamw->step)),
-                          .grad_scale = (float)grad_scale};
+    tp_adamw_args args = args_of(adamw, grad_scale);
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
         if (!tp_stage_answers_for(&stage->base, i))
             continue;
         args.weight_decay = (float)(param->info.is_matrix ? adamw->weight_decay : 0);
-        TP_TRY(tp_cuda_adamw(stage->rank->stream, stage->dtype, param->info.rows * param->info.cols, param->value,
+        TP_TRY(tp_cuda_adamw(stage->rank->stream, stage->dtype, param->info.rows * param->info.cols, param->value, param->value,
                              param->grad, param->m, param->v, param->copy, &args, NULL));
     }
+    return TP_OK;
+}
+
+/* ---- updates by micro-batches ------------------------------------------------------------------------------------------------ */
+
+tp_status
+tp_cuda_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip)
+{
+    const tp_adamw_args args = args_of(adamw, 1);
+    TP_TRY(scatter_all(stage, micro));
+    TP_TRY(measure(stage));
+    TP_TRY(tp_cuda_clip(stage->rank->stream, stage->base.params, micro, stage->sums, stage->squares, grad_clip, &args,
+                        stage->clipped));
+    int before = tp_stage_advance(&stage->base, micro);
+    for (int i = 0; i < stage->base.params; i++) {
+        const tp_stage_param *param = &stage->base.param[i];
+        const tp_adamw_args *on_device = param->info.is_matrix ? &stage->clipped->matrix : &stage->clipped->vector;
+        TP_TRY(tp_cuda_adamw(stage->rank->stream, stage->dtype, param->info.rows * param->info.cols,
+                             tp_stage_version(&stage->base, i, before), param->value, param->grad, param->m, param->v, param->copy,
+                             NULL, on_device));
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_stage_settle_versions(tp_stage *stage)
+{
+    const tp_stage_base *base = &stage->base;
+    if (base->newest == 0)
+        return TP_OK;
+    tp_stage_select(&stage->base, -1, 0);
+    for (int i = 0; i < base->params; i++) {
+        const tp_stage_param *param = &base->param[i];
+        TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, param->first_value, param->value,
+                            (size_t)param->floats * sizeof(float), TP_CUDA_ON_DEVICE));
+        if (param->copy != NULL)
+            TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, param->first_copy, param->copy,
+                                (size_t)param->copy_count * base->sizes.element, TP_CUDA_ON_DEVICE));
+    }
+    stage->base.newest = 0;
+    tp_stage_select(&stage->base, -1, 0);
     return TP_OK;
 }

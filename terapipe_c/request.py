@@ -265,7 +265,7 @@ def check_bidirectional(ranks: tuple[int, ...], free: bool, share: int, cut: tup
     return ranks
 
 
-def _check_updates(model: GPTConfig, costs: CostModel, ranks: tuple[int, ...], replicas: int, executable: bool | None) -> None:
+def _check_updates(model: GPTConfig, ranks: tuple[int, ...], replicas: int, executable: bool | None) -> None:
     """What updates by micro-batches cannot be joined with."""
     if executable:
         raise InvalidValueError(f"schedule is {PIPEDREAM}: executable=True plans what launch runs with the bits of one device, and "
@@ -277,9 +277,6 @@ def _check_updates(model: GPTConfig, costs: CostModel, ranks: tuple[int, ...], r
     if replicas > 1:
         raise InvalidValueError(f"schedule is {PIPEDREAM} and data_parallel {replicas}: replicas add their gradients once a step, "
                                 "which has an update for every micro-batch here, 1 would be right")
-    if costs.backend != "cpu":
-        raise InvalidValueError(f"schedule is {PIPEDREAM} and backend {costs.backend}, which has one version of its weights: "
-                                "cpu would be right")
 
 
 def even_halves(ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -408,7 +405,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         ranks = check_bidirectional(ranks, stages is None and checked is None, batch // replicas, cut, executable is True)
     checked_costs = _check_costs(costs, model, cluster)
     if schedule == PIPEDREAM:
-        _check_updates(model, checked_costs, ranks, replicas, executable)
+        _check_updates(model, ranks, replicas, executable)
     if chunks > 1:
         micros = batch // replicas if cut is None else len(cut)
         free = stages is None and checked is None

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 F32, BF16 = 0, 1
 HEADERS = ("cuda/kernels.h", "cuda/groups.h")
 TYPES = {"tp_stream": ctypes.c_void_p, "tp_dtype": ctypes.c_int, "int64_t": ctypes.c_int64, "int": ctypes.c_int,
-         "tp_attention_kernel": ctypes.c_int, "float": ctypes.c_float}  # fmt: skip
+         "tp_attention_kernel": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double}  # fmt: skip
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -97,5 +97,5 @@ def test_row_kernels_have_no_races(k, dtype, rows, n):
     k("sumsq", g.size, g, total, k.put(np.zeros(k.lib.tp_cuda_sumsq_partials(g.size))))
     assert np.isfinite(loss).all() and total[0] > 0
     args = (ctypes.c_float * 8)(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.1, 0.05, 1.0)
-    k("adamw", dtype, p.size, p, g, m, v, k.empty(dtype, p.size), ctypes.addressof(args), None)
+    k("adamw", dtype, p.size, p, p, g, m, v, k.empty(dtype, p.size), ctypes.addressof(args), None)
     k("cast", dtype, p.size, p, k.empty(dtype, p.size))

@@ -351,7 +351,7 @@ def test_adamw(k: Kernels, dtype: int) -> None:
         beta1, beta2, lr, eps, decay, scale = 0.9, 0.95, 1e-2, 1e-8, 0.1, 0.5
         args = np.array([lr, beta1, beta2, eps, decay, 1 - beta1**3, 1 - beta2**3, scale], np.float32)
         twin = [x.copy() for x in state]
-        k("adamw", dtype, n, *(state[j] for j in (0, 1, 2, 3)), copy, args, None)
+        k("adamw", dtype, n, *(state[j] for j in (0, 0, 1, 2, 3)), copy, args, None)
         m = beta1 * m + (1 - beta1) * scale * g
         v = beta2 * v + (1 - beta2) * (scale * g) ** 2
         p = p - lr * (m / (1 - beta1**3) / (np.sqrt(v / (1 - beta2**3)) + eps) + decay * p)
@@ -359,7 +359,7 @@ def test_adamw(k: Kernels, dtype: int) -> None:
             close(got, want, 1e-6)
         assert copy.tobytes() == of(dtype, state[0]).tobytes()
         other = [k.put(x) for x in twin]  # arguments from device memory, no copy
-        k("adamw", dtype, n, *other, None, None, k.put(args))
+        k("adamw", dtype, n, other[0], *other, None, None, k.put(args))
         assert [x.tobytes() for x in other] == [x.tobytes() for x in state]
         k.clear()
 
@@ -369,7 +369,7 @@ def test_adamw_lets_moments_vanish_and_shows_nan(k: Kernels) -> None:
     p, g, m, v, copy = (k.put(np.array(x, np.float32)) for x in
                         ([1, 1, 1], [0, np.nan, 0], [1e-39, 0, 0], [1e-39, 0, np.nan], [9, 9, 9]))  # fmt: skip
     args = np.array([0.1, 0.9, 0.95, 1e-8, 0, 0.5, 0.5, 1], np.float32)
-    k("adamw", F32, 3, p, g, m, v, copy, args, None)
+    k("adamw", F32, 3, p, p, g, m, v, copy, args, None)
     assert p[0] == 1 and m[0] == 0 and v[0] == 0
     assert np.isnan(p[1:]).all() and np.isnan(copy[1:]).all() and np.isnan(m[1]) and np.isnan(v[1:]).all()
 
@@ -473,7 +473,7 @@ def test_no_rows_is_no_work(k: Kernels, dtype: int) -> None:
     k("layernorm", dtype, 0, 8, none, 8, none, none, none, 8, none, none)
     k("gelu", dtype, 0, 8, none, none)
     k("softmax_loss", dtype, 0, 8, none, 8, none, 1.0, 1, none)
-    k("adamw", dtype, 0, none, none, none, none, none, none, None)
+    k("adamw", dtype, 0, none, none, none, none, none, none, none, None)
     k("embedding_gradient", dtype, 8, 0, none, none, none, none, 8, none, 8)
     db = k.put(np.ones(8, np.float32))
     k("bias_gradient", dtype, 0, 8, none, 8, db, 1, none)

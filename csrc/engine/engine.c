@@ -211,26 +211,23 @@ unsigned_nan(double value)
     return isnan(value) ? NAN : value;
 }
 
-/* Complete gradients' sums of squares, this rank's part of the gather; *waited_ns: for replicas. */
+/* Complete gradients' sums of squares, this rank's part of the gather: of updates by micro-batches their mean; *waited_ns: for
+ * replicas. */
 static tp_status
 sum_squares(tp_engine *engine, int64_t *waited_ns)
 {
-    TP_TRY(complete_gradients(engine));
-    TP_TRY(tp_engine_sum_replicas(engine, waited_ns));
+    *waited_ns = 0;
+    if (engine->updates == 0) {
+        TP_TRY(complete_gradients(engine));
+        TP_TRY(tp_engine_sum_replicas(engine, waited_ns));
+    }
     memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
     for (int stage = 0; stage < tp_program_copy_stages(engine->config.program); stage++) /* the other copy has the same */
         if (engine->stage[stage] != NULL)
             TP_TRY(engine->config.provider->stage->sumsq(engine->stage[stage], engine->gather));
-    return TP_OK;
-}
-
-/* Of what the updates by micro-batches have added there. Waits for nobody. */
-static int64_t
-average_squares(tp_engine *engine)
-{
-    for (int64_t i = 0; i < engine->gather_count - TP_GATHER_EXTRA; i++)
+    for (int64_t i = 0; engine->updates > 0 && i < engine->gather_count - TP_GATHER_EXTRA; i++)
         engine->gather[i] /= engine->updates;
-    return 0;
+    return TP_OK;
 }
 
 /* At the first OPT: gradients complete, norm known everywhere, every stage of the rank updated. */
@@ -239,10 +236,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
 {
     double loss;
     int64_t met_ns;
-    if (engine->updates > 0)
-        met_ns = average_squares(engine);
-    else
-        TP_TRY(sum_squares(engine, &met_ns));
+    TP_TRY(sum_squares(engine, &met_ns));
     TP_TRY(my_loss(engine, &loss));
     int64_t before = tp_clock_ns();
     TP_TRY(gather(engine, loss, options->stop, result));
@@ -272,8 +266,7 @@ update_micro(tp_engine *engine, const tp_instr *instr, const tp_step_options *op
     if (!options->update)
         return tp_fail(TP_EVALUE, "the program updates by micro-batches (U): it leaves no gradient of the batch");
     adamw.step = (adamw.step - 1) * engine->updates + instr->micro + 1;
-    return engine->config.provider->stage->update_micro(engine->stage[instr->stage], instr->micro, &adamw, options->grad_clip,
-                                                        engine->gather);
+    return engine->config.provider->stage->update_micro(engine->stage[instr->stage], instr->micro, &adamw, options->grad_clip);
 }
 
 static tp_status

@@ -202,12 +202,17 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
 /* Counted, or carved, behind all that is there without them. */
 void
 tp_lay_versions(tp_stage_base *stage, tp_stage_arena *from);
-/* Before the work of a micro-batch: value and copy of each tensor become those of its version; `begins`: of the newest, from now on. */
+/* Before the work of a micro-batch: value and copy of each tensor become those of its version; `begins`: of the newest, from now on.
+ * micro -1: of the newest, whatever micro-batches read. */
 void
 tp_stage_select(tp_stage_base *stage, int micro, int begins);
-/* The version after the newest becomes the newest, and selected; it is still to be written. Gives the one that was. */
+/* Behind the backward of `micro`: the version after the newest becomes the newest, and selected; it is still to be written. Gives the
+ * one that was, which may be the same. */
 int
-tp_stage_advance(tp_stage_base *stage);
+tp_stage_advance(tp_stage_base *stage, int micro);
+/* ERUNTIME: the gradient of `micro` has this square of a norm, which is not finite. */
+TP_MUST_USE tp_status
+tp_stage_refuse_norm(const tp_stage_base *stage, int micro, double norm2);
 /* The i-th tensor's value in a version. */
 float *
 tp_stage_version(const tp_stage_base *stage, int i, int version);

@@ -65,8 +65,10 @@ tp_stage_layout(tp_stage *stage, char *base)
     int heads = tp_stage_heads(&stage->base);
     tp_stage_arena from = {base, 0, TP_ALIGN, stage->base.sizes.element};
     tp_lay_params(&stage->base, &from);
-    if (stage->base.config.versions > 0)
+    if (stage->base.config.versions > 0) {
         tp_lay_versions(&stage->base, &from);
+        stage->squares = tp_lay(&from, stage->base.params, sizeof *stage->squares);
+    }
     tp_lay_slots(&stage->base, &from, layout_activations, layout_gradients);
     stage->scratch = tp_lay_floats(&from, tp_stage_scratch_rows(slicing) * width);
     if (heads)

@@ -175,6 +175,8 @@ stage_begin(tp_stage *stage, const int32_t *tokens, int train)
     for (int i = 0; i < 2; i++)
         stage->tile[i].rows = stage->tile[i].seen = 0;
     stage->head_from = 0;
+    if (stage->squares != NULL)
+        memset(stage->squares, 0, (size_t)stage->base.params * sizeof *stage->squares);
     if (stage->tokens == NULL)
         return TP_OK;
     tp_stage_order(&stage->base, tokens, stage->tokens, stage->targets, stage->positions);

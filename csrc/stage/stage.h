@@ -70,6 +70,7 @@ struct tp_stage {
     int32_t *tokens, *targets, *positions;      /* [batch * T] in row order of the micro-batches */
     int32_t *chain_tokens, *chain_positions;    /* [batch * T] in canonical order */
     double *sequence_loss;                 /* [batch] */
+    double *squares;                       /* [params] of the gradients of micro-batches so far; NULL: they have no updates */
     int train;
 };
 
@@ -123,7 +124,7 @@ tp_stage_loss(tp_stage *stage, double *out);
 TP_MUST_USE tp_status
 tp_stage_sumsq(tp_stage *stage, double *sums);
 TP_MUST_USE tp_status
-tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip, double *sums);
+tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip);
 TP_MUST_USE tp_status
 tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
 /* Lay out anew what linear_t reads of a weight. */

@@ -187,12 +187,14 @@ typedef struct {
     /* Sum of -log p over the batch in canonical order; 0 where the stage has no head. */
     tp_status (*loss)(tp_stage *stage, double *out);
     /* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
-     * the head's); others are left alone. */
+     * the head's); others are left alone. After updates by micro-batches: of the gradients of all of them in this step. ERUNTIME: one
+     * of these was not finite, where update_micro did not say so. */
     tp_status (*sumsq)(tp_stage *stage, double *sums);
     /* U: AdamW on every tensor by the gradient of this micro-batch alone, clipped to grad_clip (0: not) by the stage's own norm, into
-     * the newest version. sums[canonical parameter index] += sum of squares. ERUNTIME: the norm is not finite, and nothing is updated.
-     * NULL: this provider has one version. Between updates `forward` reads the newest version, and what follows it the same. */
-    tp_status (*update_micro)(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip, double *sums);
+     * the newest version. Where the norm is not finite nothing is updated, by this micro-batch or by later ones of the step: ERUNTIME,
+     * at the latest from sumsq. NULL: this provider has one version. Between updates `forward` reads the newest version, and what
+     * follows it the same. */
+    tp_status (*update_micro)(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip);
     /* AdamW on every tensor that the stage answers for, with gradients scaled by grad_scale, then pack. */
     tp_status (*update)(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
 } tp_stage_ops;
@@ -205,7 +207,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 11u
+#define TP_PROVIDER_ABI 12u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

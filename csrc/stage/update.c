@@ -78,7 +78,9 @@ tp_stage_sumsq(tp_stage *stage, double *sums)
 {
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
-        if (tp_stage_answers_for(&stage->base, i))
+        if (stage->squares != NULL)
+            sums[param->index] = stage->squares[i];
+        else if (tp_stage_answers_for(&stage->base, i))
             sums[param->index] = stage->be->ops->sumsq(stage->be, param->floats, param->grad);
     }
     return TP_OK;
@@ -118,22 +120,20 @@ finish_micro(tp_stage *stage, int micro)
 }
 
 tp_status
-tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip, double *sums)
+tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip)
 {
     tp_stage_base *base = &stage->base;
     double norm2 = 0;
     finish_micro(stage, micro);
     for (int i = 0; i < base->params; i++) {
         double sum = stage->be->ops->sumsq(stage->be, base->param[i].floats, base->param[i].grad);
-        sums[base->param[i].index] += sum;
+        stage->squares[i] += sum;
         norm2 += sum;
     }
     if (!isfinite(norm2))
-        return tp_fail(TP_ERUNTIME,
-                       "the gradient norm of micro-batch %d on %s is %g; what micro-batches before it updated stays so. A smaller lr, a "
-                       "longer warm-up or grad_clip may help", micro, base->what, isnan(norm2) ? (double)NAN : sqrt(norm2));
+        return tp_stage_refuse_norm(base, micro, norm2);
     double scale = grad_clip > 0 && sqrt(norm2) > grad_clip ? grad_clip / (sqrt(norm2) + 1e-6) : 1; /* PyTorch's clip_grad_norm_ */
-    int before = tp_stage_advance(base);
+    int before = tp_stage_advance(base, micro);
     for (int i = 0; i < base->params; i++)
         update_tensor(stage, i, tp_stage_version(base, i, before), adamw, scale);
     return TP_OK;

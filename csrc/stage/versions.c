@@ -1,6 +1,9 @@
 /* Versions of a stage's values: the newest, and those that backwards to come will read (PipeDream's weight stashing, Narayanan et al.,
- * SOSP 2019, section 3.3). A ring: version 0 lies where the values are that a stage without versions has. */
+ * SOSP 2019, section 3.3). A ring, which the last update of a step ends at version 0: there lie the values of a stage without versions,
+ * and so every step finds each version where the last one had it (a device may do again what it has seen, at the same addresses). */
 #include "csrc/stage/describe.h"
+
+#include <math.h>
 
 void
 tp_lay_versions(tp_stage_base *stage, tp_stage_arena *from)
@@ -52,14 +55,22 @@ tp_stage_select(tp_stage_base *stage, int micro, int begins)
         return;
     if (begins)
         stage->version_of[micro] = stage->newest;
-    select_version(stage, stage->version_of[micro]);
+    select_version(stage, micro < 0 ? stage->newest : stage->version_of[micro]);
 }
 
 int
-tp_stage_advance(tp_stage_base *stage)
+tp_stage_advance(tp_stage_base *stage, int micro)
 {
-    int before = stage->newest;
-    stage->newest = (before + 1) % stage->config.versions;
+    int before = stage->newest, last = micro == stage->config.slicing->micros - 1;
+    stage->newest = last ? 0 : (before + 1) % stage->config.versions; /* no backward is to come that reads another */
     select_version(stage, stage->newest);
     return before;
+}
+
+tp_status
+tp_stage_refuse_norm(const tp_stage_base *stage, int micro, double norm2)
+{
+    return tp_fail(TP_ERUNTIME,
+                   "the gradient norm of micro-batch %d on %s is %g; what micro-batches before it updated stays so. A smaller lr, a "
+                   "longer warm-up or grad_clip may help", micro, stage->what, isnan(norm2) ? (double)NAN : sqrt(norm2));
 }
