@@ -49,7 +49,7 @@ sumsq_block(double v, double *sums)
         if (TP_THREAD < half)
             sums[TP_THREAD] += sums[TP_THREAD + half];
     }
-    return sums[0];
+    return TP_THREAD == 0 ? sums[0] : 0.0; /* others would read what thread 0 may be writing */
 }
 
 #define ROWS_BF16 0

@@ -170,7 +170,7 @@ stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
     size_t bytes = (size_t)(param->info.rows * param->info.cols) * sizeof(float);
     TP_TRY(tp_stage_check_state(&stage->base, i, state));
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
-    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, tp_stage_state(param, state), row_major, bytes,
+    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, tp_stage_state(&stage->base, i, state), row_major, bytes,
                         TP_CUDA_TO_DEVICE));
     return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
 }
@@ -182,7 +182,7 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
     size_t bytes = (size_t)(param->info.rows * param->info.cols) * sizeof(float);
     TP_TRY(tp_stage_check_state(&stage->base, i, state));
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
-    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, row_major, tp_stage_state(param, state), bytes,
+    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, row_major, tp_stage_state(&stage->base, i, state), bytes,
                         TP_CUDA_TO_HOST));
     return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
 }
@@ -305,6 +305,7 @@ static tp_status
 stage_pack(tp_stage *stage)
 {
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
+    tp_stage_select(&stage->base, -1, 0);
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
         if (param->copy != NULL)

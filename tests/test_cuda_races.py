@@ -96,6 +96,8 @@ def test_row_kernels_have_no_races(k, dtype, rows, n):
     total = k.put(np.zeros(1))
     k("sumsq", g.size, g, total, k.put(np.zeros(k.lib.tp_cuda_sumsq_partials(g.size))))
     assert np.isfinite(loss).all() and total[0] > 0
+    many = k.put(np.ones(600))
     args = (ctypes.c_float * 8)(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.1, 0.05, 1.0)
     k("adamw", dtype, p.size, p, p, g, m, v, k.empty(dtype, p.size), ctypes.addressof(args), None)
+    k("clip", 600, 1, many, k.put(np.ones(600)), 0.5, ctypes.addressof(args), k.put(np.zeros(10)))
     k("cast", dtype, p.size, p, k.empty(dtype, p.size))

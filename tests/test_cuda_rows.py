@@ -375,6 +375,49 @@ def test_adamw_lets_moments_vanish_and_shows_nan(k: Kernels) -> None:
 
 
 @DTYPES
+def test_adamw_from_another_version_and_without_an_update(k: Kernels, dtype: int) -> None:
+    rng = np.random.default_rng(10)
+    for i, n in enumerate((7, 1000)):
+        p, g, m, v = (k.put(np.abs(rng.normal(size=n)).astype(np.float32), i % 2) for _ in range(4))
+        before, args = [x.copy() for x in (p, g, m, v)], np.array([1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 0.5, 1], np.float32)
+        new, copy, again = k.put(np.full(n, np.nan, np.float32), i % 2), k.empty(dtype, n), k.put(before[0])
+        k("adamw", dtype, n, p, new, g, m, v, copy, args, None)
+        k("adamw", dtype, n, again, again, g, *(k.put(x) for x in before[2:]), None, args, None)
+        assert p.tobytes() == before[0].tobytes() and new.tobytes() == again.tobytes() != p.tobytes()
+        moments, args[7] = [x.copy() for x in (m, v)], np.nan
+        k("adamw", dtype, n, p, new, g, m, v, copy, None, k.put(args))
+        assert new.tobytes() == p.tobytes() and copy.tobytes() == of(dtype, p).tobytes()
+        assert [x.tobytes() for x in (m, v)] == [x.tobytes() for x in moments]
+        k.clear()
+
+
+CLIPPED = np.dtype([("vector", np.float32, 8), ("matrix", np.float32, 8), ("norm2", np.float64), ("refused", np.int32),
+                    ("_", np.int32)])  # fmt: skip
+
+
+def test_clip(k: Kernels) -> None:
+    """What an update is told: the scale, decay for matrices alone, squares so far; nothing from the first norm on that is wrong."""
+    rng, args = np.random.default_rng(12), np.arange(1, 9, dtype=np.float32)
+    for n in (1, 7, 256, 1000):
+        squares, out = k.put(np.full(n, np.nan)), k.put(np.full(1, 255, np.uint8).repeat(CLIPPED.itemsize).view(CLIPPED))
+        total = np.zeros(n)
+        for micro, (grad_clip, spoilt) in enumerate(((0.5, 0), (0.0, 0), (1e9, 0), (0.5, np.inf), (0.5, 0))):
+            sums = rng.random(n)
+            sums[n // 2] += spoilt
+            total += sums
+            k("clip", n, micro, k.put(sums), squares, grad_clip, args, out)
+            told, norm = out[0], math.sqrt(math.fsum(sums))
+            scale = np.nan if micro >= 3 else np.float32(0.5 / (norm + 1e-6)) if grad_clip == 0.5 < norm else 1.0
+            assert np.allclose(told["matrix"], [*args[:7], scale], rtol=1e-6, equal_nan=True)
+            assert np.allclose(told["vector"], [*args[:4], 0, *args[5:7], scale], rtol=1e-6, equal_nan=True)
+            assert told["refused"] == (4 if micro >= 3 else 0) and np.allclose(squares, total, rtol=1e-14)
+            assert np.isinf(told["norm2"]) if micro >= 3 else math.isclose(told["norm2"], norm**2, rel_tol=1e-14)
+        k("clip", n, 0, k.put(np.ones(n)), squares, 0.0, args, out)     # the next step
+        assert out[0]["refused"] == 0 and out[0]["matrix"][7] == 1 and (squares == 1).all()
+        k.clear()
+
+
+@DTYPES
 def test_nan_goes_through(k: Kernels, dtype: int) -> None:
     x = of(dtype, np.ones((2, 64)))
     x[1, 5] = of(dtype, np.array(np.nan))

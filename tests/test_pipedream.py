@@ -236,7 +236,6 @@ def test_memory_is_kept_within_the_limit():
     ({"model": tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=24)}, "tie_weights=False, or stages=1,"),
     ({"data_parallel": 2, "stages": 2}, "replicas add their gradients once a step"),
     ({"executable": True}, r"launch\(\.\.\., reproducible=False\)"),
-    ({"backend": "cuda"}, "cpu would be right"),
     ({"chunks": 2, "stages": 2}, "has one stage a rank"),
 ])  # fmt: skip
 def test_what_it_cannot_be_joined_with_is_refused(options, what):
@@ -281,12 +280,12 @@ def block_of(name, model):
     return 0 if words[-2] in ("wte", "wpe") else 1 + 2 * model.n_layer
 
 
-def assert_close(model, found, wanted):
+def assert_close(model, found, wanted, atol=1e-4):
     for name, value in wanted.items():
         mine = found[name]
         if name.endswith("c_attn.bias"):  # a key's bias changes no attention: its gradient is rounding, which Adam makes a step of
             mine, value = (np.delete(x, slice(model.n_embd, 2 * model.n_embd)) for x in (mine, value))
-        np.testing.assert_allclose(mine, value, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(mine, value, atol=atol, err_msg=name)
 
 
 class Paper:
@@ -391,16 +390,16 @@ def reads_behind(program):
     return lambda k, q: q - read[k, q]
 
 
-def engines_do(model, stages, slicing, program, tokens, params, clip, threads):
+def engines_do(model, stages, slicing, program, tokens, params, clip, **device):
     """Losses and norms of the steps, parameters at their end; every rank's memory as predicted."""
-    memory = rank_memory(model, stages, slicing, program, threads)
+    memory = rank_memory(model, stages, slicing, program, **device)
     ranks = program.num_ranks
     region = _core.Region.create(ranks, np.ones((ranks, ranks), np.uint8) - np.eye(ranks, dtype=np.uint8), 1 << 16,
                                  max(64, gather_bytes(model)), False)  # fmt: skip
 
     def work(rank):
         comm = _core.Comm(region, rank, 60.0) if ranks > 1 else None
-        engine = RankEngine(model, stages, slicing, program, rank, comm, threads=threads)
+        engine = RankEngine(model, stages, slicing, program, rank, comm, **device)
         engine.load(params)
         adamw = {"lr": ADAMW["lr"], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
         steps = [engine.run(batch, step=i + 1, grad_clip=clip, **adamw)[:2] for i, batch in enumerate(tokens)]
@@ -411,28 +410,33 @@ def engines_do(model, stages, slicing, program, tokens, params, clip, threads):
     return told[0][0], {name: value for _, mine in told for name, value in mine.items()}
 
 
-def test_any_order_trains_by_the_versions_that_it_reads():
+def orders_train(count, words, steps, near, device, atol=1e-4):
+    """Orders by chance, each against the paper's rule with the versions that it reads; near: of losses, norms, weights."""
     rng, versions = random.Random(4), 0
-    for n in range(120):
+    for n in range(count):
         ranks = rng.randint(1, 3)
         chunks = rng.choice((1, 1, 2)) if ranks < 3 else 1
-        model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=rng.choice((13, 300)), block_size=24, tie_weights=False)
+        model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=rng.choice(words), block_size=24, tie_weights=False)
         slicing = [(rng.randint(1, 2), rng.choice(([24], [7, 17], [1, 20, 3]))) for _ in range(rng.randint(1, 4))]
         program = random_order(rng, ranks * chunks, ranks, [len(lengths) for _, lengths in slicing], rng.random() < 0.5)
         program.check(canonical=True)
         ends = sorted(rng.sample(range(1, model.num_blocks), ranks * chunks - 1))
         stages = list(zip([0, *ends], [*ends, model.num_blocks], strict=True))
-        shape = 2, sum(b for b, _ in slicing), 25
+        shape = steps, sum(b for b, _ in slicing), 25
         tokens = np.random.default_rng(n).integers(0, model.vocab_size, shape).astype(np.int32)
         params, clip = tp.init_params(model, n), rng.choice((0.0, 0.5))
-        steps, found = engines_do(model, stages, slicing, program.lower(), tokens, params, clip, rng.choice((1, 1, 2)))
+        done, found = engines_do(model, stages, slicing, program.lower(), tokens, params, clip, **device(rng))
         paper = Paper(model, stages, slicing, params, clip, reads_behind(program))
-        for (loss, norm), batch in zip(steps, tokens, strict=True):
+        for (loss, norm), batch in zip(done, tokens, strict=True):
             wanted = paper.step(batch)
-            assert loss == pytest.approx(wanted[0], rel=5e-6) and norm == pytest.approx(wanted[1], rel=3e-4), str(program)
-        assert_close(model, found, paper.value)
+            assert loss == pytest.approx(wanted[0], rel=near[0]) and norm == pytest.approx(wanted[1], rel=near[1]), str(program)
+        assert_close(model, found, paper.value, atol)
         versions = max(versions, *(program.versions(k) for k in range(program.num_stages)))
     assert versions > 2
+
+
+def test_any_order_trains_by_the_versions_that_it_reads():
+    orders_train(120, (13, 300), 2, (5e-6, 3e-4), lambda rng: {"threads": rng.choice((1, 1, 2))})
 
 
 def test_the_engine_refuses_what_it_has_no_versions_for():

@@ -135,6 +135,40 @@ def graphs():
     return found | {"headline": f"a step {ms['graphs']} by graphs, {ms['eager']} eager"}
 
 
+# PipeDream's order of two stages, on one rank: the first has two versions of its weights, for five micro-batches
+TWO_VERSIONS = """0F0.0 0F1.0 1F0.0 1B0.0 1U0.0 0B0.0 0U0.0 0F2.0 1F1.0 1B1.0 1U1.0 0B1.0 0U1.0 0F3.0 1F2.0 1B2.0 1U2.0 0B2.0 0U2.0
+0F4.0 1F3.0 1B3.0 1U3.0 0B3.0 0U3.0 1F4.0 1B4.0 1U4.0 0B4.0 0U4.0""".replace("\n", " ")
+
+
+def micro_updates():
+    """An update behind every micro-batch, with versions of the weights: near the CPU, by graphs the bits of eager steps."""
+    import terapipe_c as tp
+    from terapipe_c.backend import Backend
+    from terapipe_c.engine import RankEngine, rank_memory
+    from terapipe_c.partition import even_partition
+
+    model, found = small_model(tie_weights=False), {}
+    params, program = tp.init_params(model, seed=1), tp.Program.parse(TWO_VERSIONS).lower()
+    partition, slicing = even_partition(model, 2), [(1, [model.block_size])] * 5
+    tokens = np.random.default_rng(2).integers(0, model.vocab_size, (5, model.block_size + 1)).astype(np.int32)
+    float32, bf16 = Backend("cuda", "float32"), Backend("cuda", "bf16")
+    for name, device in (("cpu", {"threads": min(8, os.cpu_count() or 1)}), ("float32", {"backend": float32}),
+                         ("float32, eager", {"backend": float32, "eager": True}), ("bf16", {"backend": bf16}),
+                         ("bf16, eager", {"backend": bf16, "eager": True})):
+        engine = RankEngine(model, partition, slicing, program, 0, None, **device)
+        engine.load(params)
+        found[name] = [engine.run(tokens, step=step + 1, **HYPER | {"lr": 3e-3})[:2] for step in range(6)]
+        so_far(found)
+        for known in [device["backend"]] if "backend" in device else []:
+            assert engine.peak_memory_bytes == rank_memory(model, partition, slicing, program, backend=known)[0]
+        del engine
+    assert found["float32"] == found["float32, eager"] and found["bf16"] == found["bf16, eager"], found
+    far = {name: float(np.abs(np.array(found[name]) / np.array(found["cpu"]) - 1)[:, 0].max()) for name in ("float32", "bf16")}
+    assert far["float32"] < 1e-4 and far["bf16"] < 1e-2, far
+    return found | {"headline": f"graphs as eager; losses apart from the CPU's by {far['float32']:.1e} (float32), "
+                                f"{far['bf16']:.1e} (bf16)"}
+
+
 def curve():
     """100 steps of a small model by the GPU in bf16 and float32 and by the CPU: the losses lie on each other."""
     import common
@@ -530,6 +564,7 @@ QUESTIONS = [
     Question("parity", 50, parity, order=17),
     Question("slicings", 60, invariance, order=18),
     Question("graphs", 30, graphs, order=19),
+    Question("updates by micro-batches", 40, micro_updates, order=20),
     Question("stages on one GPU", 40, pipeline_right, order=22, otherwise=EAGER),
     Question("loss curve", 60, curve, order=23, otherwise=EAGER),
     *(Question(f"training {size}", seconds, training(size), order=41 + i, otherwise=EAGER)

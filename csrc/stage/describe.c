@@ -171,12 +171,12 @@ tp_lay_params(tp_stage_base *stage, tp_stage_arena *from)
             stage->param[i].grad = tp_lay_floats(from, stage->param[i].floats);
     for (int i = 0; i < stage->params; i++) {
         tp_stage_param *param = &stage->param[i];
-        param->value = tp_lay_floats(from, param->floats);
+        param->value = param->first_value = tp_lay_floats(from, param->floats);
         if (tp_stage_answers_for(stage, i)) {
             param->m = tp_lay_floats(from, param->floats);
             param->v = tp_lay_floats(from, param->floats);
         }
-        param->copy = param->copy_count > 0 ? tp_lay_elements(from, param->copy_count) : NULL;
+        param->copy = param->first_copy = param->copy_count > 0 ? tp_lay_elements(from, param->copy_count) : NULL;
     }
 }
 
@@ -479,10 +479,20 @@ tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols)
     return info->is_matrix;
 }
 
+float *
+tp_stage_state(const tp_stage_base *stage, int i, tp_state state)
+{
+    const tp_stage_param *param = &stage->param[i];
+    return state == TP_STATE_M      ? param->m
+           : state == TP_STATE_V    ? param->v
+           : state == TP_STATE_GRAD ? param->grad
+                                    : tp_stage_version(stage, i, stage->newest);
+}
+
 tp_status
 tp_stage_check_state(const tp_stage_base *stage, int i, tp_state state)
 {
-    if (tp_stage_state(&stage->param[i], state) == NULL)
+    if (tp_stage_state(stage, i, state) == NULL)
         return tp_fail(TP_EVALUE, "%s: its gradient and moments are with the head's stage", stage->param[i].info.name);
     return TP_OK;
 }

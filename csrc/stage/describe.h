@@ -133,14 +133,9 @@ tp_stage_value(const tp_stage_base *stage, int param)
 {
     return param < 0 ? NULL : stage->param[param].value;
 }
-static inline float *
-tp_stage_state(const tp_stage_param *param, tp_state state)
-{
-    return state == TP_STATE_M      ? param->m
-           : state == TP_STATE_V    ? param->v
-           : state == TP_STATE_GRAD ? param->grad
-                                    : param->value;
-}
+/* Of its i-th tensor; values: of the newest version. */
+float *
+tp_stage_state(const tp_stage_base *stage, int i, tp_state state);
 /* Does a sum over micro-batches begin with this one? */
 static inline int
 tp_stage_sums_from(const tp_stage_base *stage, int micro)

@@ -131,9 +131,9 @@ stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
     TP_TRY(tp_stage_check_state(&stage->base, i, state));
     if (param->info.is_matrix)
         stage->be->ops->weight_import(stage->be, param->info.rows, param->info.cols, row_major,
-                                      tp_stage_state(param, state));
+                                      tp_stage_state(&stage->base, i, state));
     else
-        stage->be->ops->copy(stage->be, param->floats, row_major, tp_stage_state(param, state));
+        stage->be->ops->copy(stage->be, param->floats, row_major, tp_stage_state(&stage->base, i, state));
     return TP_OK;
 }
 
@@ -143,10 +143,10 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
     const tp_stage_param *param = &stage->base.param[i];
     TP_TRY(tp_stage_check_state(&stage->base, i, state));
     if (param->info.is_matrix)
-        stage->be->ops->weight_export(stage->be, param->info.rows, param->info.cols, tp_stage_state(param, state),
+        stage->be->ops->weight_export(stage->be, param->info.rows, param->info.cols, tp_stage_state(&stage->base, i, state),
                                       row_major);
     else
-        stage->be->ops->copy(stage->be, param->floats, tp_stage_state(param, state), row_major);
+        stage->be->ops->copy(stage->be, param->floats, tp_stage_state(&stage->base, i, state), row_major);
     return TP_OK;
 }
 
@@ -160,6 +160,7 @@ tp_stage_pack(tp_stage *stage, const tp_stage_param *param)
 static tp_status
 stage_pack(tp_stage *stage)
 {
+    tp_stage_select(&stage->base, -1, 0);
     for (int i = 0; i < stage->base.params && !tp_deadline_told_before(); i++)
         tp_stage_pack(stage, &stage->base.param[i]);
     return tp_deadline_check_told();

@@ -11,8 +11,6 @@ tp_lay_versions(tp_stage_base *stage, tp_stage_arena *from)
     tp_stage_arena one = {NULL, 0, from->align, from->element};
     for (int i = 0; i < stage->params; i++) {
         tp_stage_param *param = &stage->param[i];
-        param->first_value = param->value;
-        param->first_copy = param->copy;
         param->value_at = one.used;
         tp_lay_floats(&one, param->floats);
         param->copy_at = one.used;
