@@ -21,7 +21,8 @@ HYPER = {"lr": 1e-2, "weight_decay": 0.1, "grad_clip": 0.5}
 
 
 def answers(fake, *cases):
-    return emulated(fake, *({"schedule": "pipedream", "ranks": 3, "micros": 4, "tied": False, "steps": 4, **case} for case in cases))
+    usual = {"schedule": "pipedream", "ranks": 3, "micros": 4, "tied": False, "steps": 4}
+    return emulated(fake, *({**usual, **case} for case in cases))
 
 
 # of 3 ranks the first has 3 versions for 4 micro-batches: a ring alone would begin each step elsewhere
