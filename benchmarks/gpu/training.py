@@ -564,7 +564,7 @@ QUESTIONS = [
     Question("parity", 50, parity, order=17),
     Question("slicings", 60, invariance, order=18),
     Question("graphs", 30, graphs, order=19),
-    Question("updates by micro-batches", 40, micro_updates, order=20),
+    Question("updates by micro-batches", 40, micro_updates, order=24),
     Question("stages on one GPU", 40, pipeline_right, order=22, otherwise=EAGER),
     Question("loss curve", 60, curve, order=23, otherwise=EAGER),
     *(Question(f"training {size}", seconds, training(size), order=41 + i, otherwise=EAGER)

@@ -132,8 +132,8 @@ check_updates(const tp_engine_config *config)
     if (!tp_engine_updates(config))
         return TP_OK;
     if (config->provider->stage->update_micro == NULL)
-        return tp_fail(TP_EVALUE, "the program updates by micro-batches (U): backend %s has one version of its weights, cpu would be "
-                       "right", config->provider->name);
+        return tp_fail(TP_EVALUE, "the program updates by micro-batches (U): backend %s has one version of its weights, cpu or cuda "
+                       "would be right", config->provider->name);
     if (config->model.tie_weights && program->stages > 1)
         return tp_fail(TP_EVALUE, "the program updates by micro-batches (U) and tie_weights is True: its ends on two stages would have "
                        "different versions, False would be right");
