@@ -1,5 +1,6 @@
 """PipeDream on the emulated device: versions of the weights there, updates that the host does not wait for, and steps launched as
 graphs between them; against the paper's rule (tests/test_pipedream.py) and the CPU."""
+import dataclasses
 import json
 import re
 
@@ -175,6 +176,24 @@ def test_launch_trains_as_on_the_cpu(emulation, fake_nccl, tmp_path):
     more = [trained(planned(3, 5, slicing=[(1, [24])] * 5, **on), tmp_path / run, steps=6, resume=True, **on, **where)[1]
             for on, run, where in (({}, "0", {}), (ON, "cpu", {"devices": [0] * 3}))]
     np.testing.assert_allclose(*([r.loss for r in records[-2:]] for records in more), rtol=NEAR["float32"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_swapped_activations_do_not_show(emulation, dtype, tmp_path):
+    """Out and in beside the work, while versions come and go."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=97, block_size=128, tie_weights=False)
+    on = {"backend": "cuda", "dtype": dtype}
+    request = {"batch": 6, "seq_len": 128, "schedule": "pipedream", "slicing": [(1, [128])] * 6, "stages": 3, **on}
+    wide = tp.Cluster(num_devices=3, peak_flops=1e9)
+    roomy = tp.plan(model, wide, planner="dawnpiper", **request)  # most of it is the workspace, which nothing makes less
+    tight = dataclasses.replace(wide, memory_bytes=max(roomy.peak_memory_bytes) - 250_000, host_bandwidth_Bps=1e14)
+    swapping = tp.plan(model, tight, planner="dawnpiper", **request)
+    assert any(swapping.swap) and swapping.program.counts["SO"] == swapping.program.counts["SI"] > 0
+    keeping = tp.plan(model, wide, planner="uniform", partition=swapping.stages, **{**request, "stages": None})
+    (run, swapped), (_, kept) = (trained(plan, tmp_path / name, devices=[0] * 3, **on)
+                                 for name, plan in (("swapped", swapping), ("kept", keeping)))
+    assert [(r.loss, r.grad_norm) for r in swapped] == [(r.loss, r.grad_norm) for r in kept]
+    assert list(run.report().peak_memory_bytes) == swapping.peak_memory_bytes
 
 
 def test_launch_says_what_it_does_not_do(emulation):
