@@ -28,6 +28,10 @@ assert len(list(run)) == 3
 both = tp.plan(model, tp.Cluster(num_devices=2, peak_flops=1e12), batch=2, seq_len=6, planner="uniform", stages=1, data_parallel=2,
                backend="cuda")
 assert len(list(tp.launch(both, data, 2, backend="cuda", devices=[0, 0], processes=False, progress=False, reproducible=False))) == 2
+untied = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=11, block_size=6, tie_weights=False)
+each = tp.plan(untied, tp.Cluster(num_devices=2, peak_flops=1e12), batch=3, seq_len=6, planner="uniform", stages=2,
+               schedule="pipedream", slicing=[(1, [4, 2])] * 3, backend="cuda")
+assert len(list(tp.launch(each, data, 3, backend="cuda", devices=[0, 0], processes=False, progress=False, reproducible=False))) == 3
 loss, grads = tp.loss_and_grads(model, tp.init_params(model), data[:14].reshape(2, 7), [4, 2], 2, backend="cuda")
 assert loss > 0 and len(grads) == 16, len(grads)
 """
