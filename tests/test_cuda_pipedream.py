@@ -21,6 +21,13 @@ LONG = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=69
 HYPER = {"lr": 1e-2, "weight_decay": 0.1, "grad_clip": 0.5}
 
 
+@pytest.fixture
+def untimed(monkeypatch):
+    """The first algorithm of each product, in this process: an order that is not reproducible has the fastest of a few, whose bits
+    differ, and which that is changes with what else the machine does."""
+    monkeypatch.setattr("terapipe_c.engine.TIMED", 0)
+
+
 def answers(fake, *cases):
     usual = {"schedule": "pipedream", "ranks": 3, "micros": 4, "tied": False, "steps": 4}
     return emulated(fake, *({**usual, **case} for case in cases))
@@ -92,7 +99,7 @@ def test_a_micro_batch_crosses_tiles_of_the_head(emulation, dtype):
     assert right[1] == pytest.approx(cpu[1], rel=NEAR[dtype])
 
 
-def test_graphs_are_launched_between_updates_and_read_the_same_versions(emulation, monkeypatch, tmp_path):
+def test_graphs_are_launched_between_updates_and_read_the_same_versions(emulation, untimed, monkeypatch, tmp_path):
     """Of one rank and of three; an evaluation between steps changes nothing of what they read."""
     tokens, found = tokens_of(LONG, 3, 69), []
     for wish in ("0", "1"):
@@ -157,29 +164,30 @@ print([[r.loss, r.grad_norm] for r in trained(plan, FOLDER, devices=[0] * 3, **O
 """
 
 
-def test_launch_trains_as_on_the_cpu(emulation, fake_nccl, tmp_path):
+def test_launch_trains_as_on_the_cpu(emulation, untimed, fake_nccl, tmp_path):
     """Threads and processes, by NCCL and through the host, with what is made again and swapped; resumed on the CPU."""
     cpu = trained(planned(3, 5, slicing=[(1, [24])] * 5), tmp_path / "cpu", steps=4)[1]
-    bits = []
-    for i, (cut, more, options) in enumerate((([24], {}, {}), ([7, 9, 8], {}, {"processes": True}),
-                                              ([23, 1], {"recompute": "full"}, {}))):
+    seen, bits = [], []
+    for i, (cut, more, options) in enumerate((([24], {}, {}), ([23, 1], {"recompute": "full"}, {}),
+                                              ([7, 9, 8], {}, {"processes": True}))):
         plan = planned(3, 5, slicing=[(1, cut)] * 5, **ON, **more)
         run, records = trained(plan, tmp_path / str(i), devices=[0] * 3, **ON, **options)
         report = run.report()
         assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == list(plan.peak_memory_bytes)
         assert "U" in {row[1] for row in run.trace}
-        params = tp.load_checkpoint(run.checkpoint_path).params
-        bits.append(([[r.loss, r.grad_norm] for r in records], {name: value.tobytes() for name, value in params.items()}))
-    assert all(one == bits[0] for one in bits)
-    np.testing.assert_allclose(bits[0][0], [(r.loss, r.grad_norm) for r in cpu], rtol=NEAR["float32"])
-    assert json.loads(launched_by("nccl", fake_nccl, BY_NCCL.replace("FOLDER", repr(str(tmp_path / "nccl"))))) == bits[0][0]
+        seen.append([[r.loss, r.grad_norm] for r in records])
+        bits.append({name: value.tobytes() for name, value in tp.load_checkpoint(run.checkpoint_path).params.items()})
+    assert seen[0] == seen[1] and bits[0] == bits[1]
+    seen.append(json.loads(launched_by("nccl", fake_nccl, BY_NCCL.replace("FOLDER", repr(str(tmp_path / "nccl"))))))
+    for one in seen:                                                        # other processes time their products
+        np.testing.assert_allclose(one, [(r.loss, r.grad_norm) for r in cpu], rtol=NEAR["float32"])
     more = [trained(planned(3, 5, slicing=[(1, [24])] * 5, **on), tmp_path / run, steps=6, resume=True, **on, **where)[1]
             for on, run, where in (({}, "0", {}), (ON, "cpu", {"devices": [0] * 3}))]
     np.testing.assert_allclose(*([r.loss for r in records[-2:]] for records in more), rtol=NEAR["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
-def test_swapped_activations_do_not_show(emulation, dtype, tmp_path):
+def test_swapped_activations_do_not_show(emulation, untimed, dtype, tmp_path):
     """Out and in beside the work, while versions come and go."""
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=97, block_size=128, tie_weights=False)
     on = {"backend": "cuda", "dtype": dtype}
@@ -236,10 +244,10 @@ def test_a_step_that_ended_half_way_leaves_what_its_last_updates_made(emulation,
     """Wherever it ended, that is saved, and the next step goes on from there: with graphs that know where versions are."""
     module, tokens, ends = tp.cuda.load(), tokens_of(LONG, 5, 69), set()
 
-    for calls in range(10, 1000, 47):
+    for calls in range(10, 1000, 94):
         engine, other = two_stages(dtype), two_stages(dtype)
-        for step in range(3):
-            engine.run(tokens, step=step + 1, **HYPER)
+        for step in range(2, 4):
+            engine.run(tokens, step=step, **HYPER)
         module.emu_break(calls)
         try:
             engine.run(tokens, step=4, **HYPER)
@@ -251,8 +259,8 @@ def test_a_step_that_ended_half_way_leaves_what_its_last_updates_made(emulation,
         kept = {kind: engine.export(kind) for kind in ("params", "exp_avg", "exp_avg_sq")}
         ends.add(b"".join(value.tobytes() for value in kept["params"].values()))
         other.load(kept.pop("params"), kept)
-        assert [engine.run(tokens, step=5 + i, **HYPER)[:2] for i in range(4)] == [
-            other.run(tokens, step=5 + i, **HYPER)[:2] for i in range(4)]
+        assert [engine.run(tokens, step=5 + i, **HYPER)[:2] for i in range(3)] == [
+            other.run(tokens, step=5 + i, **HYPER)[:2] for i in range(3)]
     assert len(ends) > 2
 
 
