@@ -45,7 +45,7 @@ _ASKS = 60, 20         # of a planner that recomputes or swaps, on its way down 
 _FEW = 15, 5           # others know few plans
 _NEW = 0.55            # of answers are none that were there before
 _NEARLY = 4            # of a limit, the part by which the least that a planner plans for may be over it, and another plan fits
-_FAR = 1.15            # times as long as a rival's plan: the plan for another limit was faster by more in 1 of 721 plans alone
+_NEAR = 16             # the same beside a rival's plan
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,10 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
 
 def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | None:
     """The fastest plan within the limit; where there is none, what the planner wants at the least joins ``others``."""
-    judge, alone = q.free.judge, None
-    hurried = judge.rival_s < float("inf")
-    if hurried or judge.in_passing:
+    judge, alone, hurried = q.free.judge, None, q.free.judge.rival_s < math.inf
+    if judge.in_passing:
         alone = _alone(q, limit, others)
-        if hurried and (alone is None or alone.seconds > _FAR * judge.rival_s):
-            return alone
-        if alone is None and min(max(judge.peak_bytes(c)) for c in others) > limit + limit // _NEARLY:
+        if alone is None and min(max(judge.peak_bytes(c)) for c in others) > limit + limit // (_NEAR if hurried else _NEARLY):
             return None
     plans = _ladder(q)
     others += plans
