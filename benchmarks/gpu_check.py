@@ -6,11 +6,13 @@
 
 Each question is a process of its own with a deadline of its own, so that one that fails, hangs or loses the device leaves
 the rest alone; some are asked again without what a device may refuse (steps as graphs): then a number comes, and is marked.
- Questions of right or wrong run a few at a time, those of speed alone. They live in benchmarks/gpu/*.py: a
+Questions of right or wrong run a few at a time, those of speed alone. For each of the former that waits time is kept, and
+what ran past a deadline that was shortened for that is asked again with what is left. They live in benchmarks/gpu/*.py: a
 module's QUESTIONS lists them. The answers go to benchmarks/results/<gpu>-<date>.json as they come (and beside it to $OUT,
-where that is a folder), each with its command, its time and what it found, or what it had found when it failed; the commit
-(or, where there is no git, a digest of the sources) stands above them. Exit status: 0 all answered, 1 something is wrong,
-2 no GPU to ask, 3 nothing is wrong, but something was not asked in time, or some speed not measured.
+where that is a folder), each with its command, its time and what it found, or what it had found when it failed, and the
+names of what was not asked; the commit (or, where there is no git, a digest of the sources) stands above them. Exit status:
+0 all answered, 1 something is wrong, 2 no GPU to ask, 3 nothing is wrong, but something was not asked in time, or some speed
+not measured.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import faulthandler
 import hashlib
 import importlib.util
 import itertools
@@ -48,10 +51,13 @@ BUILD_S = 85.0
 BUILD_MOST_S = 240.0
 RIGHT_S = 150.0
 LANES = 3  # questions of right or wrong at a time
+KEPT_S = 18.0  # of a lane, for each that waits: LANES * (RIGHT_S // KEPT_S) is not less than the questions of right or wrong
 SPEED = 40  # the first order of the questions of speed
 ENDING_S = 10.0  # a process that waits within the driver for a GPU that hangs cannot be ended: it is left behind
 NOT_ASKED = "no time was left"
 LEAST_S = 3.0  # less is not worth asking
+LATE = "ran past its deadline"
+TRACE_S = 1.0  # before its deadline a question that hangs says where
 MARK = "GPU_CHECK_CHILD"
 TAIL = 9000  # characters about failures at the end: who runs this may see no more than the last 12000
 
@@ -72,6 +78,16 @@ class Question:
     well, and else an empty one. Its failure means nothing."""
     otherwise: dict[str, str] | None = None
     """The environment in which it is asked again where it failed and time is left: its failure stays one, but `again` answers."""
+
+
+def share(mine: float, waiting: int, least: float) -> float:
+    """Of `mine` seconds, what one may take before so many others, for each of which so much is kept, or an equal part."""
+    return max(mine - waiting * least, mine / (waiting + 1))
+
+
+def in_time() -> float:
+    """Seconds until the deadline of the question that is asked here, one short of which it says where it is."""
+    return float(os.environ.get("GPU_CHECK_SECONDS", "inf")) - TRACE_S - (time.monotonic() - BEGAN)
 
 
 def small() -> bool:
@@ -204,7 +220,7 @@ class Child:
 
 def ended(status: int | None, seconds: float) -> str:
     if status is None:
-        return f"ran past its deadline of {seconds:.0f} s"
+        return f"{LATE} of {seconds:.0f} s"
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"exit status {status}"
@@ -217,7 +233,8 @@ def ask(question: Question, seconds: float, cache: str | None = None, **environm
     with tempfile.TemporaryDirectory() as folder:
         out, partly = Path(folder) / "answer.json", Path(folder) / "so_far.json"
         status, tail, took = Child([*command, "--to", str(out)], GPU_CHECK_SO_FAR=str(partly),
-                                   GPU_CHECK_CACHE=cache or f"{folder}/cache", **environment).end(seconds)  # fmt: skip
+                                   GPU_CHECK_CACHE=cache or f"{folder}/cache", GPU_CHECK_SECONDS=f"{seconds:.1f}",
+                                   **environment).end(seconds)  # fmt: skip
         record["seconds"] = round(took, 1)
         if status == 0 and out.exists():
             return record | {"ok": True, "answer": json.loads(out.read_text())}
@@ -234,6 +251,8 @@ def answer(name: str, to: str | None) -> int:
         assert found.warm is not None
         found.warm()
     else:
+        if (left := in_time()) < math.inf:
+            faulthandler.dump_traceback_later(max(left, 0.1))
         Path(to).write_text(json.dumps(found.answer(), default=plain))
     return 0
 
@@ -336,10 +355,11 @@ class Check:
     def __init__(self, chosen: list[Question], card: dict[str, str], options: argparse.Namespace) -> None:
         self.began, self.chosen, self.card, self.options = BEGAN, chosen, card, options
         self.lock, self.caches = threading.Lock(), dict[str, str]()
+        self.ends = dict[int, float]()  # of each lane, when what it asks now must have ended
         model = re.sub(r"[^a-z0-9]+", "-", card["name"].lower().replace("nvidia", "")).strip("-")
         self.out = options.out or str(common.RESULTS / f"{model}-{datetime.date.today().isoformat()}.json")
         self.result = common.header("What the CUDA backend does on this GPU: right or wrong, then how fast")
-        self.result |= {"sources": digest(), "gpu": card, "questions": {}}
+        self.result |= {"sources": digest(), "gpu": card, "questions": {}, "not_asked": [q.name for q in chosen]}
 
     def stop(self, number: int, _: Any) -> None:
         """Told to end: nobody stays behind on the GPU. What was answered lies written."""
@@ -393,6 +413,8 @@ class Check:
             said = f"with {' '.join(f'{k}={v}' for k, v in last['environment'].items())}: {said}"
         with self.lock:
             self.result["questions"][q.name] = record
+            asked = {name for name, one in self.result["questions"].items() if one.get("why") != NOT_ASKED}
+            self.result["not_asked"] = [one.name for one in self.chosen if one.name not in asked]
             state = "ok" if record["ok"] else "FAILED"
             print(f"{q.name:22} {state:6} {last['seconds']:6.1f} s  {said}", flush=True)
             self.write()
@@ -402,6 +424,7 @@ class Check:
             signal.signal(number, self.stop)
         print(f"gpu-check: {self.card['name']}, commit {self.result['commit'] or 'unknown'}, sources {self.result['sources']}",
               flush=True)  # fmt: skip
+        self.write()
         if not self.options.emulate:
             self.result["build"] = built = build(self.card)
             print(f"{'build':22} {'ok' if built['ok'] else 'FAILED':6} {built['seconds']:6.1f} s  rows' library "
@@ -419,13 +442,44 @@ class Check:
     def ask_all(self, folder: str) -> None:
         warming = Warming([] if self.options.emulate else self.chosen, folder)  # the package is there now
         until = max(time.monotonic(), self.began + BUILD_S) + RIGHT_S
+        right = [q for q in self.chosen if q.order < SPEED]
+        waiting, self.ends = list(right), dict.fromkeys(range(LANES), 0.0)
         with concurrent.futures.ThreadPoolExecutor(LANES) as lanes:
-            list(lanes.map(lambda q: self.put(q, until), [q for q in self.chosen if q.order < SPEED]))
+            list(lanes.map(lambda lane: self.ask_by(lane, waiting, until), self.ends))
+        self.ask_again(right, until)
         self.result["warmed"] = warming.end(min(45.0, until - time.monotonic()))
         self.caches = warming.caches
         speed = [q for q in self.chosen if q.order >= SPEED]
         for i, q in enumerate(speed):
             self.put(q, math.inf, self.left() - sum(one.seconds for one in speed[i:]))
+        self.ask_again(right, math.inf)
+
+    def ask_by(self, lane: int, waiting: list[Question], until: float) -> None:
+        """Ask what waits: one that hangs takes nothing of what is kept for each of those behind it."""
+        while True:
+            with self.lock:
+                now = time.monotonic()
+                mine = until - now
+                others = sum(int(max(until - max(end, now), 0.0) // KEPT_S) for at, end in self.ends.items() if at != lane)
+                if not waiting or (mine < KEPT_S and others >= len(waiting)):
+                    self.ends[lane] = until
+                    return
+                q = waiting.pop(0)
+                seconds = min(q.seconds, share(mine, max(len(waiting) - others, 0), KEPT_S))
+                self.ends[lane] = now + seconds
+            self.put(q, now + seconds)
+
+    def ask_again(self, asked: list[Question], until: float) -> None:
+        """What was not asked, or ran past a deadline that was shortened, with what is left; without what a device may refuse."""
+        for q in asked:
+            record, seconds = self.result["questions"][q.name], min(q.seconds, until - time.monotonic(), self.left())
+            late = record.get("why", "").startswith(LATE) and "again" not in record
+            if record.get("why") == NOT_ASKED and seconds > LEAST_S:
+                self.keep(q, self.asked(q, seconds))
+            elif late and q.otherwise and seconds > LEAST_S:
+                self.keep(q, record | {"again": self.asked(q, seconds, q.otherwise) | {"environment": q.otherwise}})
+            elif late and q.otherwise is None and seconds > record["deadline_s"] + LEAST_S:
+                self.keep(q, self.asked(q, seconds))
 
     def tell(self) -> int:
         """What failed, in full as far as there is room; the exit status."""

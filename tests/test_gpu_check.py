@@ -1,6 +1,7 @@
 """benchmarks/gpu_check.py without a GPU: its deadlines, and what becomes of questions that fail, hang or answer."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ def test_at_worst_it_ends_within_nine_minutes():
     speed = [q for q in gpu_check.questions() if q.order >= gpu_check.SPEED]
     assert gpu_check.BUILD_S + gpu_check.RIGHT_S + sum(q.seconds for q in speed) <= 540
     assert speed and all(q.answer.__doc__ for q in gpu_check.questions())
+    right = len(gpu_check.questions()) - len(speed)
+    assert gpu_check.LANES * (gpu_check.RIGHT_S // gpu_check.KEPT_S) >= right, "each is asked, whatever hangs before it"
 
 
 def test_every_question_is_listed():
@@ -198,6 +201,43 @@ def test_a_question_that_fails_or_hangs_leaves_the_others(checkout):
     assert len(ran.stdout) < 12000
 
 
+HANGING = """
+import os, time
+from gpu_check import Question
+
+def hang_here():
+    print("so far", flush=True)
+    time.sleep(60)
+
+def last():
+    return {"headline": os.environ.get("GRAPHS", "1")}
+
+def graphs():
+    hang_here() if os.environ.get("GRAPHS") != "0" else None
+
+QUESTIONS = [*(Question(f"hangs {i}", 30, hang_here, 10) for i in range(8)), Question("last", 30, last, 20),
+             Question("graphs", 12, graphs, 9, otherwise={"GRAPHS": "0"})]
+"""
+
+
+def test_what_hangs_takes_no_time_of_what_waits(checkout):
+    """Eight questions of right or wrong that hang, in lanes that have time for two or three of their deadlines."""
+    (checkout / "benchmarks/gpu/mine.py").write_text(HANGING)
+    script = checkout / "benchmarks/gpu_check.py"
+    text = script.read_text()
+    for name, value in (("BUILD_S", 0.5), ("RIGHT_S", 7.0), ("KEPT_S", 1.6), ("LEAST_S", 0.5), ("TRACE_S", 0.4)):
+        text, count = re.subn(rf"^{name} = [0-9.]+", f"{name} = {value}", text, flags=re.M)
+        assert count == 1, name
+    script.write_text(text)
+    ran, result = check(checkout, "--seconds", "10.5")
+    found = result["questions"]
+    assert ran.returncode == 1 and found["last"]["ok"] and result["not_asked"] == [], ran.stdout
+    assert found["graphs"]["why"].startswith("ran past") and found["graphs"]["again"]["ok"], found["graphs"]
+    for i in range(8):
+        one = found[f"hangs {i}"]
+        assert "so far" in one["output"] and "in hang_here" in one["output"] and f"---- hangs {i}: ran past" in ran.stdout, one
+
+
 def test_a_slow_one_has_what_others_left(checkout):
     assert check(checkout, "--only", "slow")[1]["questions"]["slow"]["ok"]
     late = check(checkout, "--only", "slow", "--seconds", "3.4")[1]["questions"]["slow"]
@@ -318,6 +358,7 @@ def test_what_was_not_asked_is_not_wrong(checkout):
     """A question of right or wrong that no time was left for."""
     ran, result = check(checkout, "--only", "right", "--seconds", "2.9")
     assert result["questions"]["right"]["why"] == "no time was left" and ran.returncode == 3
+    assert result["not_asked"] == ["right"]
     assert "0 of 1 answered" in ran.stdout and "failed: right" in ran.stdout
 
 

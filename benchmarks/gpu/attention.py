@@ -417,10 +417,10 @@ def cudnn_speed():
 
 
 QUESTIONS = [
-    Question("attention right", 45, right, order=14),
-    Question("attention bits", 45, bits, order=15),
-    Question("wgmma right", 60, wgmma_right, order=24),
+    Question("attention right", 45, right, order=13),
+    Question("attention bits", 45, bits, order=17),
+    Question("wgmma right", 60, wgmma_right, order=26),
     Question("attention speed", 35, speed, order=46),
-    Question("cudnn right", 60, cudnn_right, order=25),
+    Question("cudnn right", 60, cudnn_right, order=27),
     Question("cudnn speed", 15, cudnn_speed, order=63),
 ]

@@ -3,13 +3,14 @@
 TFLOP/s here are 2 m n k / seconds of the device's clock, the median of the runs, on random numbers (zeros multiply faster).
 """
 
+import math
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from gpu_check import Question, small, so_far
+from gpu_check import Question, in_time, share, small, so_far
 
 ROOT = Path(__file__).resolve().parents[2]
 LINEAR, LINEAR_T, LINEAR_W = range(3)
@@ -17,7 +18,7 @@ NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
 MODELS = {"124M": 768, "350M": 1024, "774M": 1280, "1558M": 1600}
 LONG_S = 15.0  # of the table: then it is cut short
-PYTEST_S = 40.0  # a file's tests
+PYTEST_S = 4.0  # kept for each file of tests behind one
 DATASHEET = {"H200": 989.0, "H100": 989.0, "A100": 312.0}  # dense bf16 TFLOP/s, NVIDIA's data sheets
 
 
@@ -57,26 +58,26 @@ def memory():
 def tests():
     """pytest -m gpu: every test that needs a device; and our declarations against the libraries' headers, where they lie."""
     files = sorted((ROOT / "tests").glob("test_cuda_*.py"))
-    told = {}
-    for path in files:  # a process each: one that loses the device, or hangs, takes its own tests with it
-        if "mark.gpu" in path.read_text():
-            told[path.name] = pytest([path], "-m", "gpu")
-            so_far({"told": told})
+    marked, told = [path for path in files if "mark.gpu" in path.read_text()], {}
+    for i, path in enumerate(marked):  # a process each: one that loses the device, or hangs, takes its own tests with it
+        told[path.name] = pytest(share(in_time(), len(marked) - i, PYTEST_S), [path], "-m", "gpu")
+        so_far({"told": told})
     on_gpu = list(told.values())
-    told["declarations"] = pytest(files, "-k", "declarations")
+    told["declarations"] = pytest(in_time(), files, "-k", "declarations")
     so_far({"told": told})
     assert all(one["status"] == 0 for one in told.values()), "\n".join(one["tail"] for one in told.values() if one["status"] != 0)
     assert on_gpu and all(" passed" in one["last"] for one in on_gpu), on_gpu
     return {"headline": "; ".join(f"{name}: {one['last']}" for name, one in told.items()), "told": told}
 
 
-def pytest(files, *options):
+def pytest(seconds, files, *options):
     names = [str(path.relative_to(ROOT)) for path in files]
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:cacheprovider", *options, *names]
     try:
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment(), timeout=PYTEST_S)
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment(),
+                             timeout=None if seconds == math.inf else max(seconds, 0.1))
     except subprocess.TimeoutExpired as late:
-        return {"status": None, "last": f"longer than {PYTEST_S:.0f} s", "tail": f"{names}: {(late.stdout or b'')[-3000:]!r}"}
+        return {"status": None, "last": f"longer than {seconds:.0f} s", "tail": f"{names}: {(late.stdout or b'')[-3000:]!r}"}
     lines = ran.stdout.strip().splitlines() or [""]
     return {"status": ran.returncode, "last": lines[-1], "tail": "\n".join(lines[-40:])[-3000:] + ran.stderr[-1000:]}
 
@@ -163,7 +164,7 @@ def fused():
 QUESTIONS = [
     Question("device", 25, device, order=10),
     Question("memory", 20, memory, order=11),
-    Question("tests", 70, tests, order=13),
+    Question("tests", 70, tests, order=16),
     Question("matmul ceiling", 14, ceiling, order=40),
     Question("products", 18, table, order=60),
     Question("fused gelu", 10, fused, order=61),

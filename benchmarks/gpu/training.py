@@ -561,12 +561,12 @@ def simulated(program, traces):
 
 
 QUESTIONS = [
-    Question("parity", 50, parity, order=17),
-    Question("slicings", 60, invariance, order=18),
-    Question("graphs", 30, graphs, order=19),
-    Question("updates by micro-batches", 40, micro_updates, order=24),
-    Question("stages on one GPU", 40, pipeline_right, order=22, otherwise=EAGER),
-    Question("loss curve", 60, curve, order=23, otherwise=EAGER),
+    Question("parity", 50, parity, order=12),
+    Question("slicings", 60, invariance, order=14),
+    Question("graphs", 30, graphs, order=15),
+    Question("updates by micro-batches", 40, micro_updates, order=23),
+    Question("stages on one GPU", 40, pipeline_right, order=21, otherwise=EAGER),
+    Question("loss curve", 60, curve, order=22, otherwise=EAGER),
     *(Question(f"training {size}", seconds, training(size), order=41 + i, otherwise=EAGER)
       for i, (size, seconds) in enumerate({"124M": 16, "350M": 16, "774M": 19, "1558M": 28}.items())),
     Question("pytorch 124M", 30, torch_peer("124M", True), order=45, warm=warm_torch("124M", True)),
