@@ -144,22 +144,21 @@ tp_cuda_stream_destroy(tp_cuda_device *device, tp_stream stream)
         (void)cudaStreamDestroy(stream);
 }
 
-static const void *known[128];
-static int known_count;
+static tp_cuda_kernel *known;
 
 void
-tp_cuda_know(const void *kernel)
+tp_cuda_know(tp_cuda_kernel *kernel)
 {
-    if (known_count < (int)(sizeof known / sizeof *known)) /* more: they are loaded when first launched */
-        known[known_count++] = kernel;
+    kernel->next = known;
+    known = kernel;
 }
 
 static tp_status
 load_kernels(void)
 {
     struct cudaFuncAttributes unused;
-    for (int i = 0; i < known_count; i++)
-        CUDA_TRY(cudaFuncGetAttributes(&unused, known[i]));
+    for (const tp_cuda_kernel *k = known; k; k = k->next)
+        CUDA_TRY(cudaFuncGetAttributes(&unused, k->kernel));
     return TP_OK;
 }
 

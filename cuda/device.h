@@ -71,11 +71,15 @@ typedef struct {
  * ERUNTIME: see tp_cuda_available; compute capability below 8.0. EVALUE: no such device. */
 TP_MUST_USE tp_status
 tp_cuda_open(int index, const tp_cuda_partition *partition, tp_cuda_device **out);
-/* A kernel of ours: tp_cuda_open loads those that are known, so that a step loads none. CUDA loads a kernel when it is first
+typedef struct tp_cuda_kernel {
+    const void *kernel;
+    struct tp_cuda_kernel *next;
+} tp_cuda_kernel;
+/* A kernel of ours, kept for good: tp_cuda_open loads those that are known, so that a step loads none. CUDA loads a kernel when it is first
  * launched, and may then wait for all that runs, a kernel that waits for a message too (CUDA Programming Guide, "Lazy Loading",
  * concurrent execution). Not in the emulated build, which has nothing to load. */
 void
-tp_cuda_know(const void *kernel);
+tp_cuda_know(tp_cuda_kernel *kernel);
 /* Waits for the streams; NULL is allowed. What was allocated is the caller's to free before. */
 void
 tp_cuda_close(tp_cuda_device *device);

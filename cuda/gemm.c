@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "cuda/gemm_algo.h"
-#include "cuda/kernels.h"
 
 enum {
     MAX_CANDIDATES = 8,
@@ -51,9 +50,9 @@ tp_gemm_plan_free(const tp_gemm *gemm, plan *p)
 }
 
 static int
-epilogue_of(const tp_gemm_op *op, int fused)
+epilogue_of(const tp_gemm_op *op, int fused, int bias_apart)
 {
-    int bias = op->bias ? LT_EPILOGUE_BIAS : LT_EPILOGUE_DEFAULT;
+    int bias = op->bias && !bias_apart ? LT_EPILOGUE_BIAS : LT_EPILOGUE_DEFAULT;
     switch (op->epilogue) {
     case TP_GEMM_BIAS:
     case TP_GEMM_BIAS_RESIDUAL: return bias;
@@ -103,19 +102,20 @@ aim_at(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int32_t multipr
 }
 
 static tp_status
-describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, int fused)
+describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, gemm_way way)
 {
     const tp_cublaslt *lt = gemm->lt;
     int32_t trans_a = op->kind == TP_GEMM_LINEAR_T ? LT_OP_T : LT_OP_N;
     int32_t trans_b = op->kind == TP_GEMM_LINEAR_W ? LT_OP_T : LT_OP_N;
-    p->fused = fused;
-    p->epilogue = epilogue_of(op, fused);
+    p->fused = way == GEMM_FUSED;
+    p->bias_apart = way == GEMM_BARE;
+    p->epilogue = epilogue_of(op, p->fused, p->bias_apart);
     uint32_t epilogue = (uint32_t)p->epilogue;
     LT_TRY(lt->desc_create(&p->desc, LT_COMPUTE_32F, LT_R_32F), "the descriptor");
     LT_TRY(lt->desc_set(p->desc, LT_DESC_TRANSA, &trans_a, sizeof trans_a), "transposing w");
     LT_TRY(lt->desc_set(p->desc, LT_DESC_TRANSB, &trans_b, sizeof trans_b), "transposing x");
     LT_TRY(lt->desc_set(p->desc, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue), "the epilogue");
-    if (fused && tp_gemm_is_gelu(op->epilogue))
+    if (p->fused && tp_gemm_is_gelu(op->epilogue))
         LT_TRY(lt->desc_set(p->desc, LT_DESC_EPILOGUE_AUX_LD, &op->aux_stride, sizeof op->aux_stride), "the stride of aux");
     TP_TRY(aim_at(gemm, p, op, gemm->multiprocessors - (gemm->options.reproducible ? 0 : tp_cuda_held(gemm->device))));
     TP_TRY(tp_gemm_set_pointers(gemm, p, op));
@@ -124,41 +124,19 @@ describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, int fused)
 
 /* ---- running one ---------------------------------------------------------------------------------------------------- */
 
-/* Before the product, which writes aux by the stride of y. */
-static tp_status
-check_gaps(const tp_gemm_op *op)
-{
-    int64_t n = tp_gemm_width(op);
-    if (op->aux_stride != n || op->y_stride != n)
-        return tp_fail(TP_EVALUE, "gemm: a GELU that is not fused takes rows without gaps: the strides of y and aux are %lld "
-                       "and %lld, the width %lld", (long long)op->y_stride, (long long)op->aux_stride, (long long)n);
-    return TP_OK;
-}
-
-static tp_status
-run_kernel(const tp_gemm *gemm, const tp_gemm_op *op)
-{
-    int64_t n = tp_gemm_width(op);
-    if (op->epilogue == TP_GEMM_DGELU)
-        return tp_cuda_dgelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y, op->y);
-    return tp_cuda_gelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y);
-}
-
 tp_status
 tp_gemm_execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo, float alpha)
 {
     int residual = op->epilogue == TP_GEMM_BIAS_RESIDUAL;
-    int separate = tp_gemm_is_gelu(op->epilogue) && !p->fused;
     float beta = op->accumulate || residual ? 1.0f : 0.0f;
-    if (separate)
-        TP_TRY(check_gaps(op));
-    void *y = separate && op->epilogue == TP_GEMM_BIAS_GELU_AUX ? op->aux : op->y;
+    void *y;
+    TP_TRY(tp_gemm_before(p, op, &y));
     int answer = gemm->lt->matmul(gemm->handle, p->desc, &alpha, op->w, p->a, op->x, p->b, &beta,
                                   residual ? op->aux : y, p->c, y, p->d, algo, gemm->workspace, gemm->workspace_bytes,
                                   gemm->stream);
     TP_TRY(tp_cuda_launched("cublasLtMatmul")); /* a lost device says more than cublasLt's "execution failed" */
     LT_TRY(answer, "cublasLtMatmul");
-    return separate ? run_kernel(gemm, op) : TP_OK;
+    return tp_gemm_behind(gemm, p, op, y);
 }
 
 /* ---- choosing ------------------------------------------------------------------------------------------------------- */
@@ -208,7 +186,8 @@ candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted,
         answer = gemm->lt->get_heuristic(gemm->handle, p->desc, p->a, p->b, p->c, p->d, preference, wanted, found, count);
     (void)gemm->lt->preference_destroy(preference);
     TP_TRY(status);
-    if (answer == LT_NOT_SUPPORTED || (answer != LT_SUCCESS && p->fused && tp_gemm_is_gelu(op->epilogue)))
+    int other = p->fused ? tp_gemm_is_gelu(op->epilogue) : !p->bias_apart && tp_gemm_may_add_bias(op);
+    if (answer == LT_NOT_SUPPORTED || (answer != LT_SUCCESS && other))
         *count = 0; /* a fused epilogue that some architecture lacks is an invalid value there, or not supported */
     else
         LT_TRY(answer, "asking for algorithms");
@@ -270,7 +249,7 @@ pick(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, lt_heuristic *found, in
 
 /* 1 if the algorithm can do this product for few rows and for many. */
 static int
-does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, int fused, const lt_algo *algo)
+does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, gemm_way way, const lt_algo *algo)
 {
     static const int64_t probes[] = {1, 7, 64, 200, 16384};
     int does = 1;
@@ -281,7 +260,7 @@ does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, int fused, const lt_alg
         if (!p)
             return 0;
         other.rows = probes[i];
-        does = describe_product(gemm, p, &other, fused) == TP_OK &&
+        does = describe_product(gemm, p, &other, way) == TP_OK &&
                gemm->lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, algo, &checked) == LT_SUCCESS &&
                checked.workspace <= gemm->workspace_bytes;
         tp_gemm_plan_free(gemm, p);
@@ -289,9 +268,8 @@ does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, int fused, const lt_alg
     return does;
 }
 
-/* A plan with this fusing; *out NULL if cublasLt has no algorithm. seconds NULL: not timed. */
 tp_status
-tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out)
+tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, gemm_way way, double *seconds, plan **out)
 {
     lt_heuristic found[MOST_ASKED];
     int pins = one_sum(gemm, op), count = 0;
@@ -303,12 +281,12 @@ tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op,
         return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
     p->key = *key;
     memset(found, 0, sizeof found);
-    tp_status status = describe_product(gemm, p, op, fused);
+    tp_status status = describe_product(gemm, p, op, way);
     if (status == TP_OK)
         status = candidates(gemm, p, op, wanted, found, &count);
     if (status == TP_OK && count > 0) {
         int best = 0;
-        while (pins && best < count && !does_any_rows(gemm, op, fused, &found[best].algo))
+        while (pins && best < count && !does_any_rows(gemm, op, way, &found[best].algo))
             best++;
         take(p, &found[best < count ? best : 0]);
         if (seconds)
@@ -333,16 +311,22 @@ may_fuse(const tp_gemm *gemm, const plan_key *key)
 }
 
 static tp_status
-choose(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int timed, plan **out)
+choose(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int timed, plan **out)
 {
     double seconds[2] = {1e30, 1e30};
     plan *fused = NULL, *separate = NULL;
     int gelu = tp_gemm_is_gelu(op->epilogue), gaps = gelu && (op->aux_stride != tp_gemm_width(op) || op->y_stride != op->aux_stride);
     tp_status status = TP_OK;
     if (gelu && may_fuse(gemm, key))
-        status = tp_gemm_try_plan(gemm, key, op, 1, timed ? &seconds[0] : NULL, &fused);
+        status = tp_gemm_try_plan(gemm, key, op, GEMM_FUSED, timed ? &seconds[0] : NULL, &fused);
     if (status == TP_OK && (!fused || (timed && !gaps)))
-        status = tp_gemm_try_plan(gemm, key, op, 0, timed ? &seconds[1] : NULL, &separate);
+        status = tp_gemm_try_plan(gemm, key, op, GEMM_APART, timed ? &seconds[1] : NULL, &separate);
+    if (status == TP_OK && !fused && !separate && tp_gemm_may_add_bias(op)) {
+        status = tp_gemm_try_plan(gemm, key, op, GEMM_BARE, NULL, &separate);
+        if (separate)
+            tp_gemm_say(gemm, GEMM_NO_BIAS, "a bias is added by a kernel of its own (for %lld rows, n_in %lld, n_out %lld cublasLt has "
+                        "no fp32 product that adds one)", (long long)op->rows, (long long)op->n_in, (long long)op->n_out);
+    }
     if (status == TP_OK && !fused && !separate)
         status = check_lt(gemm, LT_NOT_SUPPORTED, op, "asking for algorithms");
     int keep_fused = fused && (!separate || seconds[0] <= seconds[1]);
@@ -383,7 +367,7 @@ try_pin(const tp_gemm *gemm, plan *pin, const plan_key *key, const tp_gemm_op *o
     if (!p)
         return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
     p->key = *key;
-    tp_status status = describe_product(gemm, p, op, pin->fused);
+    tp_status status = describe_product(gemm, p, op, pin->bias_apart ? GEMM_BARE : pin->fused ? GEMM_FUSED : GEMM_APART);
     const tp_cublaslt *lt = gemm->lt;
     if (status == TP_OK && lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, &pin->algo, &checked) == LT_SUCCESS &&
         checked.workspace <= gemm->workspace_bytes) {
@@ -584,7 +568,7 @@ tp_gemm_describe(tp_gemm *gemm, const tp_gemm_op *op, char *text, size_t size)
     (void)gemm->lt->algo_get(&p->algo, LT_ALGO_TILE_ID, &tile, sizeof tile, NULL);
     (void)gemm->lt->algo_get(&p->algo, LT_ALGO_SPLITK, &split, sizeof split, NULL);
     (void)gemm->lt->algo_get(&p->algo, LT_ALGO_STAGES_ID, &stages, sizeof stages, NULL);
-    snprintf(text, size, "cublasLt algorithm %d, tile %u, stages %u, split-K %d, %zu bytes of workspace, %.2f waves%s", (int)id,
+    snprintf(text, size, "cublasLt algorithm %d, tile %u, stages %u, split-K %d, %zu bytes of workspace, %.2f waves%s%s", (int)id,
              (unsigned)tile, (unsigned)stages, (int)split, p->workspace, (double)p->waves,
-             !tp_gemm_is_gelu(op->epilogue) ? "" : p->fused ? ", GELU fused" : ", GELU apart");
+             !tp_gemm_is_gelu(op->epilogue) ? "" : p->fused ? ", GELU fused" : ", GELU apart", p->bias_apart ? ", bias apart" : "");
 }

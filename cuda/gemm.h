@@ -79,7 +79,7 @@ tp_gemm_run(tp_gemm *gemm, const tp_gemm_op *op);
 /* Products prepared so far. */
 int64_t
 tp_gemm_plans(const tp_gemm *gemm);
-/* "", or why a reproducible handle is not wholly so, and why no GELU is fused. Good until the handle closes. */
+/* "", or why a reproducible handle is not wholly so, why no GELU is fused, and that a bias is not. Good until the handle closes. */
 const char *
 tp_gemm_caveat(const tp_gemm *gemm);
 /* Text about how the product of this op is done ("cublasLt algorithm 66, tile 21, fused GELU, 1.2 waves"), cut to size. */

@@ -7,12 +7,14 @@
 #include "cuda/gemm_key.h"
 
 enum { GEMM_BUCKETS = 256, GEMM_REFUSALS = 16 };
-enum { GEMM_DIFFERS = 1, GEMM_APART = 2 }; /* what is said once */
+enum { GEMM_DIFFERS = 1, GEMM_OTHER_GELU = 2, GEMM_NO_BIAS = 4 }; /* what is said once */
+/* What cublasLt does with a product: all that its epilogue says; all but a GELU; neither GELU nor bias. */
+typedef enum { GEMM_FUSED, GEMM_APART, GEMM_BARE } gemm_way;
 
 typedef struct plan {
     plan_key key;
-    int epilogue; /* that cublasLt runs; a GELU not fused follows as a kernel */
-    int fused;
+    int epilogue; /* that cublasLt runs; a GELU not fused, or a bias, follows as a kernel */
+    int fused, bias_apart;
     lt_desc desc;
     lt_layout a, b, c, d;
     lt_algo algo;
@@ -54,15 +56,29 @@ tp_gemm_plan_free(const tp_gemm *gemm, plan *p);
 /* Into the plan's descriptor: before each run. */
 TP_MUST_USE tp_status
 tp_gemm_set_pointers(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op);
-/* Enqueue with this algorithm, the product times alpha, and a GELU of its own where the plan has one. */
+/* Enqueue with this algorithm, the product times alpha, and what the plan has apart. */
 TP_MUST_USE tp_status
 tp_gemm_execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo, float alpha);
-/* A plan, the caller's, with this fusing; *out NULL if cublasLt has no algorithm. seconds NULL: not timed. */
+/* A plan, the caller's, that is done this way; *out NULL if cublasLt has no algorithm. seconds NULL: not timed. */
 TP_MUST_USE tp_status
-tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out);
+tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, gemm_way way, double *seconds,
+                 plan **out);
 /* The product's plan anew, of what is left: `refused` and `options.fuse` say what is not. */
 TP_MUST_USE tp_status
 tp_gemm_replan(tp_gemm *gemm, const tp_gemm_op *op, plan **p);
+
+/* ---- gemm_apart.c ---- */
+
+/* 1: our kernel can add this product's bias (fp32 alone, rows without gaps). */
+int
+tp_gemm_may_add_bias(const tp_gemm_op *op);
+/* *y: where the product goes. EVALUE: rows with gaps, where a GELU is apart. */
+TP_MUST_USE tp_status
+tp_gemm_before(const plan *p, const tp_gemm_op *op, void **y);
+/* Enqueue what is left to do once the product is at y. */
+TP_MUST_USE tp_status
+tp_gemm_behind(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, void *y);
+
 /* ---- gemm_prove.c ---- */
 
 /* Into the caveat, the first time of each `what`. */

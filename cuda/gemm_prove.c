@@ -202,7 +202,7 @@ open_apart(tp_gemm *gemm, const plan *p, const tp_gemm_op *op, plan **out)
 {
     int ran = 0;
     while (!ran) {
-        TP_TRY(tp_gemm_try_plan(gemm, &p->key, op, 0, NULL, out));
+        TP_TRY(tp_gemm_try_plan(gemm, &p->key, op, GEMM_APART, NULL, out));
         tp_status status = *out == NULL ? TP_OK : run(gemm, *out, op, &ran);
         if (*out == NULL || (status == TP_OK && ran))
             return TP_OK;
@@ -233,7 +233,7 @@ check_gelu(tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int *right)
     TP_TRY(status);
     *right = off <= most;
     if (!*right)
-        tp_gemm_say(gemm, GEMM_APART, "GELU is a kernel of its own (for %lld rows, n_in %lld, n_out %lld cublasLt's fused one is off by "
+        tp_gemm_say(gemm, GEMM_OTHER_GELU, "GELU is a kernel of its own (for %lld rows, n_in %lld, n_out %lld cublasLt's fused one is off by "
                     "%.1e)", (long long)op->rows, (long long)op->n_in, (long long)op->n_out, off);
     return TP_OK;
 }

@@ -62,7 +62,9 @@ typedef struct {
 #define TP_KNOWN(name)                                       \
     static void __attribute__((constructor)) name##_known(void) \
     {                                                        \
-        tp_cuda_know((const void *)(name));                  \
+        static tp_cuda_kernel known;                         \
+        known.kernel = (const void *)(name);                 \
+        tp_cuda_know(&known);                                \
     }
 #define TP_KERNEL(name, type)                    \
     static __global__ void name(const type a);   \

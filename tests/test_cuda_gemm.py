@@ -24,6 +24,7 @@ LINEAR, LINEAR_T, LINEAR_W = range(3)
 NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
 NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID, SPLITS, LATE_PIN, WRONG_GELU = 1, 2, 4, 8, 16, 128, 256, 512
+NO_BIAS = 2048
 TOLERANCE = {F32: 1e-5, BF16: 6e-3}
 
 
@@ -153,6 +154,23 @@ def test_gelu_apart_where_it_cannot_be_fused(cuda, refuse, dtype, kind, epilogue
         case = Case(kind, dtype, epilogue, 9, width if kind == LINEAR_T else 16, width if kind == LINEAR else 16)
         assert "GELU apart" in case.run(cuda, fuse=fuse)
         case.check()
+
+
+@pytest.mark.parametrize("epilogue", [BIAS, GELU_AUX, RESIDUAL])
+@pytest.mark.parametrize("refused", [NO_BIAS, NO_BIAS | NO_GELU_AUX, NO_BIAS | NO_GELU_AUX | INVALID])
+def test_a_bias_apart_where_no_product_adds_it(cuda, refuse, epilogue, refused):
+    """In fp32; a bf16 product still adds its own."""
+    refuse(refused)
+    for rows, options in itertools.product((1, 9, 33), ({}, {"candidates": 3}, {"reproducible": 1})):
+        case = Case(LINEAR, F32, epilogue, rows, 16, 24)
+        assert case.run(cuda, **options).endswith(", bias apart")
+        case.check()
+    case = Case(LINEAR, BF16, epilogue, 9, 16, 24)
+    assert "bias apart" not in case.run(cuda)
+    case.check()
+    if epilogue == BIAS:
+        with pytest.raises(tp.ExecutionError, match=r"epilogue 1\): cublasLt status"):
+            Case(LINEAR, F32, BIAS, 3, 16, 24, gap=8).run(cuda)
 
 
 def test_an_algorithm_that_does_not_run_is_passed_over(cuda, refuse):

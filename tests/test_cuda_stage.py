@@ -124,6 +124,23 @@ def test_a_product_that_cannot_be_pinned_is_done_and_said():
     assert re.search("for 5 rows, .* cublasLt refuses the algorithm of other rows", caveats[0])
 
 
+def test_a_bias_that_no_product_adds_is_added_and_said():
+    """In fp32 cublasLt has no product with a bias: ours adds it, whatever the slicing."""
+    model, params, tokens = problem(1, 9)
+    found = []
+    for refuse, lengths in ((0, [4, 5]), (2048, [4, 5]), (2048, [9])):
+        program = tp.schedules.gpipe(1, 1, [len(lengths)]).lower(True)
+        library().tp_emu_set_cublaslt(refuse)
+        try:
+            found += ranks_do(model, [(0, model.num_blocks)], [(1, lengths)], program,
+                              lambda engine: (engine.run(tokens, step=1)[:2], engine.caveats), params, reproducible=True)
+        finally:
+            library().tp_emu_set_cublaslt(0)
+    (right, nothing), (numbers, caveats), (whole, _) = found
+    assert nothing == [] and len(caveats) == 1 and "a bias is added by a kernel of its own (for 2048 rows, n_in 16" in caveats[0]
+    assert numbers == whole and np.allclose(numbers, right, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("refuse", "lengths", "said"), [
     (1024, [5, 4], []),  # another algorithm for both: it was refused before anybody had it
     (1024, [4, 5], ["differ in their last bits .*for 5 rows.* refuses the algorithm of other rows"]),

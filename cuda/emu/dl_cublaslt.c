@@ -161,6 +161,8 @@ check(const product *p, const matrix *a, const matrix *b, const matrix *c, const
     if ((p->epilogue == LT_EPILOGUE_GELU_AUX_BIAS && refuse & TP_EMU_NO_GELU_AUX) ||
         (p->epilogue == LT_EPILOGUE_DGELU && refuse & TP_EMU_NO_DGELU) || refuse & TP_EMU_NO_PRODUCT)
         return gelu && refuse & TP_EMU_INVALID ? INVALID : LT_NOT_SUPPORTED;
+    if (p->epilogue & LT_EPILOGUE_BIAS && a->type == LT_R_32F && refuse & TP_EMU_NO_BIAS)
+        return refuse & TP_EMU_INVALID ? INVALID : LT_NOT_SUPPORTED;
     return LT_SUCCESS;
 }
 

@@ -63,6 +63,7 @@ enum {
     TP_EMU_NO_PIN = 64,     /* no algorithm of one product for another of an odd number of rows */
     TP_EMU_SPLITS = 128,    /* the first algorithm offered has split sums: two, which lose their end as the real one's do, or, where
                                it was asked for none, of parts that follow from the number of rows */
+    TP_EMU_NO_BIAS = 2048,  /* no fp32 product that adds a bias */
     TP_EMU_WRONG_GELU = 512, /* fused, of an odd number of rows, it is max(x, 0); so is the gradient's */
     TP_EMU_NO_RUN = 1024,   /* the first algorithm that is offered does no odd number of rows, which neither heuristics nor the check
                                of an algorithm know */
