@@ -7,8 +7,8 @@
  *   C 16 x 8:  d[0] d[1] (g, c..c+1)  d[2] d[3] (g+8, c..c+1), fp32
  * so two C fragments side by side, rounded, are one A fragment.
  *
- * Limits of the emulator: inside one mma it adds products as one fp32 chain over k ascending, where the hardware has an order
- * and a precision of its own: bits differ between emulator and GPU, not between slicings on either. Asynchronous copies are
+ * Limits of the emulator: inside one mma it adds the 16 products over k ascending before it adds them to d (so that tiles which do
+ * not begin at absolute multiples show in the bits), where the hardware has an order and a precision of its own: bits differ between emulator and GPU, not between slicings on either. Asynchronous copies are
  * done at the wait that covers them (or at once, tp_simt_set_order(4)): a missing wait and a buffer overwritten while it is
  * read show in one order or the other, a missing barrier between warps in the build that looks for races (cuda/emu/race.c). */
 #ifndef TP_CUDA_MMA_H

@@ -5,6 +5,7 @@ orders of blocks and threads, and both times at which an asynchronous copy may l
 """
 
 import ctypes
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -312,6 +313,27 @@ def test_no_slicing_tile_or_order_shows_in_the_bits(emu, dtype, D):
             emu.tp_simt_set_order(order)
             assert Attention(emu, dtype, 1, 1, D, 160).run([130, 30]).bits() == want, (groups, order)
         emu.tp_simt_set_order(0)
+
+
+@pytest.mark.parametrize("D", [64, 72])
+def test_queries_are_taken_in_tiles_of_absolute_multiples(emu, D):
+    """Large products that cancel, of neighbouring queries: what was summed before keeps its last bits where both lie in the same
+    sixteen, and loses them where they do not, so that dV shows where the sixteens begin."""
+
+    def run(slices):
+        one = Attention(emu, BF16, 1, 1, D, 160)
+        qkv, d_o = (from_bf16(x).copy() for x in one.given)
+        qkv[:, :, :D] = 0.0  # all keys weigh the same
+        weight = from_bf16(to_bf16(1.0 / np.arange(1.0, 161.0)))
+        for t in (*range(15, 159, 16), *range(23, 159, 16)):
+            d_o[t], d_o[t + 1] = 2.0**20 * weight[t + 1], -(2.0**20) * weight[t]
+        one.given = to_bf16(qkv), to_bf16(d_o)
+        return one.run(slices).bits()
+
+    want = run([160])
+    for groups, slices in itertools.product((1, 2), ([100, 60], [1, 62, 2, 95], [130, 30])):
+        emu.tp_cuda_attention_force(groups)
+        assert run(slices) == want, (groups, slices)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])

@@ -36,10 +36,14 @@ mma_work(void **lanes)
             b[c + 8 * i + 1][g] = high(mine->b[i]);
         }
     }
-    for (int m = 0; m < 16; m++)
+    for (int m = 0; m < 16; m++) {
+        float sum[8] = {0};
         for (int k = 0; k < 16; k++)
             for (int n = 0; n < 8; n++)
-                d[m][n] += a[m][k] * b[k][n];
+                sum[n] += a[m][k] * b[k][n];
+        for (int n = 0; n < 8; n++)
+            d[m][n] += sum[n];
+    }
     for (int lane = 0; lane < TP_WARP; lane++)
         for (int i = 0; i < 4; i++)
             ((const mma_lane *)lanes[lane])->d[i] = d[lane / 4 + 4 * (i & 2)][2 * (lane % 4) + (i & 1)];
