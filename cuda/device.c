@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cuda/faults.h"
+#include "cuda/properties.h"
 
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), "faults.h repeats CUDA's numbers")
 SAME(TP_CUDA_INVALID_VALUE, cudaErrorInvalidValue);
@@ -83,37 +84,19 @@ tp_cuda_available(void)
     return tp_cuda_refuse_machine(driver, runtime, (int)error, detail);
 }
 
-static tp_status
-describe(int index, tp_cuda_properties *out)
-{
-    struct cudaDeviceProp found;
-    size_t free_bytes, total_bytes;
-    CUDA_TRY(cudaGetDeviceProperties(&found, index));
-    CUDA_TRY(cudaSetDevice(index));
-    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
-    *out = (tp_cuda_properties){
-        .index = index, .major = found.major, .minor = found.minor, .multiprocessors = found.multiProcessorCount,
-        .memory_bus_bits = found.memoryBusWidth, .total_bytes = total_bytes, .free_bytes = free_bytes,
-        .shared_bytes = found.sharedMemPerBlockOptin, .l2_bytes = (uint64_t)found.l2CacheSize,
-    };
-    CUDA_TRY(cudaDeviceGetAttribute(&out->clock_khz, cudaDevAttrClockRate, index));
-    CUDA_TRY(cudaDeviceGetAttribute(&out->memory_clock_khz, cudaDevAttrMemoryClockRate, index));
-    CUDA_TRY(cudaDeviceGetPCIBusId(out->bus_id, sizeof out->bus_id, index));
-    snprintf(out->name, sizeof out->name, "%.127s", found.name);
-    char *text = out->uuid;
-    text += snprintf(text, 8, "GPU");
-    for (int i = 0; i < 16; i++)
-        text += snprintf(text, 8, "%s%02x", i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-                         (unsigned)(unsigned char)found.uuid.bytes[i]);
-    return TP_OK;
-}
-
 tp_status
 tp_cuda_describe(int index, tp_cuda_properties *out)
 {
     TP_TRY(tp_cuda_available());
     TP_TRY(tp_cuda_check_index(index, tp_cuda_device_count()));
-    return describe(index, out);
+    return tp_properties_ask(index, NULL, NULL, out);
+}
+
+tp_status
+tp_cuda_use(int index)
+{
+    CUDA_TRY(cudaSetDevice(index)); /* since CUDA 12 it makes the primary context (Programming Guide, "Initialization") */
+    return TP_OK;
 }
 
 /* ---- a device ------------------------------------------------------------------------------------------------------- */
@@ -121,8 +104,7 @@ tp_cuda_describe(int index, tp_cuda_properties *out)
 tp_status
 tp_cuda_bind(tp_cuda_device *device)
 {
-    CUDA_TRY(cudaSetDevice(device->properties.index));
-    return TP_OK;
+    return tp_cuda_use(device->properties.index);
 }
 
 tp_status

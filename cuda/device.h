@@ -35,7 +35,7 @@ tp_dtype_bytes(tp_dtype dtype)
 typedef struct {
     int index, major, minor; /* compute capability major.minor */
     int multiprocessors, clock_khz, memory_clock_khz, memory_bus_bits;
-    uint64_t total_bytes, free_bytes; /* of device memory, now */
+    uint64_t total_bytes, free_bytes; /* of device memory, when it was asked; free: as far as NVML says */
     uint64_t shared_bytes;            /* a block's shared memory, opted in */
     uint64_t l2_bytes;
     char name[128], bus_id[32], uuid[48];
@@ -50,9 +50,12 @@ tp_cuda_available(void);
 /* CUDA versions as 1000 * major + 10 * minor: what the driver supports (0: no driver), and the runtime linked here. */
 void
 tp_cuda_versions(int *driver, int *runtime);
-/* EVALUE: no such device (index, count). Opens a context on the device for free_bytes. */
+/* EVALUE: no such device (index, count). Makes no context on it. */
 TP_MUST_USE tp_status
 tp_cuda_describe(int index, tp_cuda_properties *out);
+/* From now on the thread's calls are for this device, whose primary context is made where there is none. */
+TP_MUST_USE tp_status
+tp_cuda_use(int index);
 
 /* ---- a device ------------------------------------------------------------------------------------------------------- */
 

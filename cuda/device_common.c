@@ -32,6 +32,7 @@ choose_events(tp_cuda_device *device)
 static tp_status
 open_streams(tp_cuda_device *device)
 {
+    TP_TRY(tp_cuda_bind(device));
     TP_TRY(tp_cuda_ask_priorities(device));
     TP_TRY(tp_cuda_stream_create(device, 0, &device->compute));
     TP_TRY(tp_cuda_stream_create(device, 1, &device->communication));

@@ -140,7 +140,8 @@ tp_green_open(int index, int parts, const tp_green_driver *driver, tp_green **ou
     if (parts < 1 || parts > MOST_PARTS)
         return tp_fail(TP_EVALUE, "parts is %d: 1 to %d would be right", parts, MOST_PARTS);
     if (driver == NULL) {
-        TP_TRY(tp_cuda_describe(index, &properties)); /* makes the primary context */
+        TP_TRY(tp_cuda_describe(index, &properties));
+        TP_TRY(tp_cuda_use(index)); /* cuGreenCtxCreate wants the primary context there before */
         TP_TRY(load_driver(&real));
     }
     tp_green *green = calloc(1, sizeof *green);

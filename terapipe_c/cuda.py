@@ -2,7 +2,7 @@
 
     tp.cuda.device_count()   # 0 where there is no driver: nothing raises
     tp.cuda.why_not()        # None, or a sentence
-    tp.cuda.devices()        # what each is
+    tp.cuda.devices()        # what each is; asking makes no context on any
     tp.cuda.versions()       # driver, runtime and the libraries found
 
 The backend is the C module `_cuda`, built where nvcc is (see the README). TERAPIPE_CUDA_MODULE names another file to take
@@ -41,7 +41,7 @@ class Device:
     multiprocessors: int
     total_bytes: int
     free_bytes: int
-    """Of its memory, when it was asked."""
+    """Of its memory, when it was asked: by NVML, so that no context is made; all of it where NVML cannot tell."""
     shared_bytes: int
     """Shared memory that one block may take."""
     l2_bytes: int

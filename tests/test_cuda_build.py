@@ -333,6 +333,86 @@ def test_a_lost_device_stays_lost_and_names_the_cause(emulated):
     emulated.check(0, 64)
 
 
+LISTS = """
+import numpy as np
+import terapipe_c as tp
+from terapipe_c import doctor
+
+def main():
+    module = tp.cuda.load()
+    model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=8, vocab_size=16, block_size=8)
+    plan = tp.plan(model, tp.Cluster(num_devices=2, peak_flops=1e12), batch=1, seq_len=8, planner="uniform", stages=2,
+                   slicing=[(1, [4, 4])], backend="cuda")
+    assert len(tp.cuda.devices()) == 1 and [*doctor.examine(".")]
+    made = [module.emu_contexts()]
+    for processes in (True, False):
+        tp.launch(plan, np.arange(99, dtype=np.int32) % 16, 1, backend="cuda", devices=[0, 0], processes=processes,
+                  progress=False).wait()
+        made.append(module.emu_contexts())
+    print(made)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_who_only_lists_gpus_makes_no_context(emulated, tmp_path):
+    """Nor does the parent of ranks that are processes; the ranks that are its threads do."""
+    (tmp_path / "lists.py").write_text(LISTS)
+    told = python(f"import runpy; runpy.run_path({str(tmp_path / 'lists.py')!r}, run_name='__main__')",
+                  TERAPIPE_CUDA_MODULE=emulated.__file__)  # fmt: skip
+    assert told.splitlines()[-1] == "[0, 0, 1]"
+
+
+DRIVER = """
+    #include <string.h>
+    int cuInit(unsigned f) { return 0; }
+    int cuDeviceGet(int *d, int i) { *d = 40 + i; return 0; }
+    int cuDeviceGetAttribute(int *v, int a, int d) { *v = 1000 * (d - 40) + a; return FAILS; }
+    int cuDeviceGetName(char *t, int n, int d) { strcpy(t, "NVIDIA H100"); return 0; }
+    int cuDeviceTotalMem_v2(unsigned long *n, int d) { *n = 1000; return 0; }
+    int cuDeviceGetUuid_v2(unsigned char *u, int d) { for (int i = 0; i < 16; i++) u[i] = 17 * i; return 0; }
+    int cuDeviceGetPCIBusId(char *t, int n, int d) { strcpy(t, "0000:3b:00.0"); return 0; }
+"""
+NVML = """
+    #include <string.h>
+    int nvmlInit_v2(void) { return 0; }
+    int nvmlDeviceGetHandleByUUID(const char *u, void **d)
+    {
+        *d = (void *)7;
+        return strcmp(u, "GPU-00112233-4455-6677-8899-aabbccddeeff") != 0;
+    }
+    int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) { m[0] = 1000; m[1] = 900; m[2] = 100; return d != (void *)7; }
+"""
+ASK = """
+import ctypes, struct
+import cuda_emu
+library, out = cuda_emu.library(), ctypes.create_string_buffer(512)
+library.tp_error_message.restype = ctypes.c_char_p
+if library.tp_properties_ask(1, None, None, out):
+    print(library.tp_error_message().decode())
+else:
+    texts = out.raw[64:].split(b"\\0", 1)[0].decode().split(), out.raw[224:260].decode()
+    print(*struct.unpack_from("7i4x4Q", out), *texts[0], texts[1], sep=",")
+"""
+
+
+@pytest.mark.parametrize(("driver", "nvml", "told"), [
+    (DRIVER, NVML, "1,1075,1076,1016,1013,1036,1037,1000,900,1097,1038,NVIDIA,H100,GPU-00112233-4455-6677"),
+    (DRIVER, NVML.replace('"GPU-0', '"MIG-0'), "1037,1000,900,1097"),
+    (DRIVER, NVML.replace('"GPU-0', '"GPU-1'), "1037,1000,1000,1097"),
+    (DRIVER, "", "1037,1000,1000,1097"),
+    (DRIVER.replace("FAILS", "3"), NVML, "driver->attribute(wanted[i].value, wanted[i].which, device): the driver answers 3"),
+    (DRIVER.replace("cuDeviceGetUuid_v2", "other"), NVML, "cuDeviceGetUuid_v2 is missing in the NVIDIA driver's library"),
+])  # fmt: skip
+def test_a_gpu_is_described_by_calls_that_need_no_context(tmp_path, driver, nvml, told):
+    """A driver that has no others, and NVML, which knows a GPU, or a part of one, or neither."""
+    cuda_emu.build()
+    shared(tmp_path, "libcuda.so.1", driver.replace("FAILS", "0"))
+    shared(tmp_path, "libnvidia-ml.so.1", nvml)
+    assert told in python(ASK, LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=str(ROOT / "tests"))
+
+
 @pytest.mark.parametrize("machine", [{"devices": 17}, {"devices": -1}, {"multiprocessors": 0}])
 def test_machines_that_cannot_be(emulated, machine):
     with pytest.raises(ValueError, match="must be"):

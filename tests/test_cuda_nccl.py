@@ -117,7 +117,8 @@ def headers(name, *places):
     return next((place for place in found if (place / name).is_file()), None)
 
 
-@pytest.mark.parametrize(("ours", "header"), [("nccl_same.c", "nccl.h"), ("green_same.c", "cuda.h")])
+@pytest.mark.parametrize(("ours", "header"), [("nccl_same.c", "nccl.h"), ("green_same.c", "cuda.h"),
+                                                ("properties_same.c", "cuda.h")])
 def test_declarations_are_those_of_the_real_header(ours, header):
     cuda = headers("cuda.h", "/usr/local/cuda/include", "/usr/local/cuda-13*/include")
     place = headers(header, "/usr/local/cuda/include", "/usr/include")

@@ -33,12 +33,23 @@ def device():
     (cublaslt,) = (library for library in versions.libraries if library.name == "cublasLt")
     assert cublaslt.version, cublaslt.why_not
     found = {"devices": [dataclasses.asdict(d) for d in tp.cuda.devices()], "versions": dataclasses.asdict(versions)}
+    found["contexts_made"] = [] if small() else [d.index for d in tp.cuda.devices() if has_context(d.index)]
     so_far(found)
+    assert not found["contexts_made"], "who only lists GPUs makes a context"
     for d in tp.cuda.devices():
         found["trial"] = tp.cuda.load().exercise(d.index)
     first = found["devices"][0]
     return found | {"headline": f"{first['name']}, {first['multiprocessors']} multiprocessors, driver {versions.driver}, cublasLt "
                                 f"{cublaslt.version}"}
+
+
+def has_context(index):
+    """Whether this process has made the primary context of a GPU (cuDevicePrimaryCtxGetState)."""
+    import ctypes
+
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    assert ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active)) == 0
+    return bool(active.value)
 
 
 def memory():

@@ -24,6 +24,7 @@ static tp_emu_machine machine = {1, (uint64_t)4 << 30, 9, 0, RUNTIME, 132};
 static uint64_t taken[MAX_DEVICES]; /* by all tp_cuda_devices of the process */
 static _Atomic int64_t breaks_at;   /* calls left before the process's devices break; 0: never */
 static _Atomic int is_broken;
+static _Atomic int contexts[MAX_DEVICES]; /* 1: this process has made one */
 
 struct stream {
     int higher;
@@ -156,10 +157,26 @@ tp_cuda_describe(int index, tp_cuda_properties *out)
 /* ---- a device ------------------------------------------------------------------------------------------------------- */
 
 tp_status
+tp_cuda_use(int index)
+{
+    TP_TRY(enter("cudaSetDevice"));
+    atomic_store(&contexts[index], 1);
+    return TP_OK;
+}
+
+int
+tp_emu_contexts(void)
+{
+    int count = 0;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        count += atomic_load(&contexts[i]);
+    return count;
+}
+
+tp_status
 tp_cuda_bind(tp_cuda_device *device)
 {
-    (void)device;
-    return enter("cudaSetDevice");
+    return tp_cuda_use(device->properties.index);
 }
 
 tp_status

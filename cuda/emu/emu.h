@@ -26,6 +26,10 @@ tp_emu_get_machine(void);
 void
 tp_emu_break(int64_t calls);
 
+/* Devices on which this process has made a context. */
+int
+tp_emu_contexts(void);
+
 /* on 1: whoever asks an event hears that it has not come yet, as of a GPU that is behind, or hangs. Work is done all the same. */
 void
 tp_emu_lag(int on);

@@ -33,6 +33,13 @@ emu_break(PyObject *module, PyObject *argument)
 }
 
 static PyObject *
+emu_contexts(PyObject *module, PyObject *none)
+{
+    (void)module, (void)none;
+    return PyLong_FromLong(tp_emu_contexts());
+}
+
+static PyObject *
 emu_graphs(PyObject *module, PyObject *args)
 {
     int64_t captures, launches;
@@ -70,6 +77,7 @@ static PyMethodDef methods[] = {
     {"emu_machine", (PyCFunction)(void (*)(void))emu_machine, METH_VARARGS | METH_KEYWORDS,
      "emu_machine(*, devices, total_bytes, major, minor, driver, multiprocessors): what is not given is as usual."},
     {"emu_break", emu_break, METH_O, "emu_break(calls): that device call breaks the devices; 0 heals them."},
+    {"emu_contexts", emu_contexts, METH_NOARGS, "Devices on which this process has made a context."},
     {"emu_graphs", emu_graphs, METH_VARARGS,
      "emu_graphs(fault=-1): (captures begun, graphs launched) so far. fault 0 or more: count anew, and graphs go wrong so "
      "(emu.h)."},
