@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cuda/faults.h"
+#include "cuda/kernels.h"
 #include "cuda/properties.h"
 
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), "faults.h repeats CUDA's numbers")
@@ -175,6 +176,25 @@ tp_cuda_ask_priorities(tp_cuda_device *device)
     TP_TRY(load_drivers());
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&device->priorities[0], &device->priorities[1]));
     return TP_OK;
+}
+
+tp_status
+tp_cuda_try_launches(tp_cuda_device *device)
+{
+    enum { NUMBERS = 64 };
+    tp_stream streams[] = {device->compute, device->communication};
+    tp_status status = TP_OK;
+    float *memory;
+    CUDA_TRY(cudaMalloc((void **)&memory, 2 * NUMBERS * sizeof *memory));
+    for (int i = 0; i < 2 && status == TP_OK; i++) {
+        status = tp_cuda_memset(device, streams[i], memory, 0, 2 * NUMBERS * sizeof *memory);
+        if (status == TP_OK)
+            status = tp_cuda_add(streams[i], TP_F32, NUMBERS, memory, memory + NUMBERS);
+        if (status == TP_OK)
+            status = tp_cuda_synchronize(device, streams[i]);
+    }
+    (void)cudaFree(memory);
+    return status;
 }
 
 void

@@ -1,8 +1,21 @@
 #include "cuda/device_common.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "cuda/faults.h"
+
+/* Before there is work: see cuda/green.h. */
+static tp_status
+try_part(tp_cuda_device *device)
+{
+    char why[512];
+    if (!device->partition.stream_create || tp_cuda_try_launches(device) == TP_OK)
+        return TP_OK;
+    snprintf(why, sizeof why, "%s", tp_error_message());
+    return tp_fail(TP_ERUNTIME, "a stream of a part of GPU %d (a green context's) takes no work from this driver: %s; the GPU as a whole, "
+                   "which processes may share, needs no parts", device->properties.index, why);
+}
 
 static tp_status
 try_event(tp_cuda_device *device)
@@ -36,6 +49,7 @@ open_streams(tp_cuda_device *device)
     TP_TRY(tp_cuda_ask_priorities(device));
     TP_TRY(tp_cuda_stream_create(device, 0, &device->compute));
     TP_TRY(tp_cuda_stream_create(device, 1, &device->communication));
+    TP_TRY(try_part(device));
     return choose_events(device);
 }
 

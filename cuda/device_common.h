@@ -27,6 +27,10 @@ struct tp_cuda_device {
 TP_MUST_USE tp_status
 tp_cuda_ask_priorities(tp_cuda_device *device);
 
+/* A fill and a kernel on each of its streams, waited for: each implementation's. */
+TP_MUST_USE tp_status
+tp_cuda_try_launches(tp_cuda_device *device);
+
 /* Count memory; `entry`, from malloc, is the note of it from now on. */
 void
 tp_cuda_note(tp_cuda_device *device, tp_cuda_allocation *entry, void *memory, size_t bytes);

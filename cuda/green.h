@@ -1,6 +1,12 @@
 /* K equal parts of one GPU's multiprocessors: green contexts of the driver (CUDA 12.4 and later; Driver API 13.0, "Green
  * Contexts"), used by their streams and events alone: memory and modules stay the primary context's, and a green context is
- * current only while an event is created in it. What multiprocessors are left over belongs to none. */
+ * current only while an event is created in it. What multiprocessors are left over belongs to none.
+ *
+ * That its streams take work while the primary context is current: a green context's is "a normal primary context but with the
+ * resources" of it (cuCtxFromGreenCtx), such a stream is of both to the driver (cuStreamGetCtx_v2), and it was seen of CUDA 13.1
+ * that the green one need be current only where its stream is made (pytorch issue 176582). No page promises it of launches and
+ * captures, and of events only that event and stream be of one context (cuEventRecord): tp_cuda_open tries launches and events
+ * before there is work, and a step whose capture is refused is enqueued call by call. */
 #ifndef TP_CUDA_GREEN_H
 #define TP_CUDA_GREEN_H
 

@@ -268,6 +268,23 @@ def test_events_are_the_devices_where_a_part_has_none(refused):
     library.tp_cuda_close(whole)
 
 
+def test_a_part_whose_streams_take_no_work_says_why():
+    """When it is opened, not in a step; a device as a whole goes on."""
+    library, whole, device = cuda_emu.library(), ctypes.c_void_p(), ctypes.c_void_p()
+    library.tp_error_message.restype = ctypes.c_char_p
+    library.tp_emu_refuse_parts(1)
+    try:
+        assert library.tp_cuda_open(0, None, ctypes.byref(whole)) == 0
+        fields = dict(Partition._fields_)
+        stream = fields["stream"](lambda _, priority, out: library.tp_cuda_stream_create(whole, int(priority < 0), out))
+        assert library.tp_cuda_open(0, ctypes.byref(Partition(None, stream, fields["event"](), 32)), ctypes.byref(device)) != 0
+        told = library.tp_error_message().decode()
+        assert "part of GPU 0 (a green context's) takes no work" in told and "cudaErrorInvalidResourceHandle" in told, told
+    finally:
+        library.tp_emu_refuse_parts(0)
+        library.tp_cuda_close(whole)
+
+
 def test_what_cannot_be_split_says_why():
     library, green = cuda_emu.library(), ctypes.c_void_p()
     library.tp_error_message.restype = ctypes.c_char_p

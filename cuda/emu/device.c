@@ -23,7 +23,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static tp_emu_machine machine = {1, (uint64_t)4 << 30, 9, 0, RUNTIME, 132};
 static uint64_t taken[MAX_DEVICES]; /* by all tp_cuda_devices of the process */
 static _Atomic int64_t breaks_at;   /* calls left before the process's devices break; 0: never */
-static _Atomic int is_broken;
+static _Atomic int is_broken, refuses_parts;
 static _Atomic int contexts[MAX_DEVICES]; /* 1: this process has made one */
 
 struct stream {
@@ -216,6 +216,20 @@ tp_cuda_ask_priorities(tp_cuda_device *device)
     device->priorities[0] = 0;
     device->priorities[1] = -1;
     return TP_OK;
+}
+
+void
+tp_emu_refuse_parts(int on)
+{
+    atomic_store(&refuses_parts, on);
+}
+
+tp_status
+tp_cuda_try_launches(tp_cuda_device *device)
+{
+    if (device->partition.stream_create && atomic_load(&refuses_parts))
+        return tp_cuda_check(TP_CUDA_BAD_HANDLE, "cudaLaunchKernel");
+    return enter("cudaLaunchKernel");
 }
 
 static void

@@ -26,6 +26,9 @@ tp_emu_get_machine(void);
 void
 tp_emu_break(int64_t calls);
 
+/* on 1: streams of a part of a device take no kernel. */
+void
+tp_emu_refuse_parts(int on);
 /* Devices on which this process has made a context. */
 int
 tp_emu_contexts(void);
