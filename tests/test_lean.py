@@ -9,7 +9,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.engine import cut_least, cut_stages, dimensions, rank_memory
-from terapipe_c.judge import Judge
+from terapipe_c.judge import Judge, Savings
 from terapipe_c.partition import even_partition
 from terapipe_c.request import SAVERS
 
@@ -108,6 +108,35 @@ def test_stages_of_which_a_rank_holds_several_are_cut_by_the_sum_of_theirs(name,
             found.add(cut)
         asked, tight = asked + 1, tight + (len(found) > 1)
     assert asked >= 3 and tight
+
+
+def test_a_longer_stage_that_shares_more_of_what_it_remakes_is_not_passed_over():
+    """Stages of one kind of block have less room than those of two, so that a layer more takes less the second time: where three
+    blocks of a chunk took more than of those before, five were not looked at, and 0.1 % too much was called the least."""
+    model, slicing = tp.GPTConfig(n_layer=8, n_head=2, n_embd=4, vocab_size=20, block_size=32, tie_weights=False), ((1, (32,)),) * 9
+    again = tuple(block.kind in ("attention", "ffn") for block in model.blocks)
+    judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), 3, 3, None, savings=Savings(recompute=again))
+
+    def peak(cut):
+        return max(judge.peak_bytes(judge.judge("interleaved", tuple(map(tuple, cut)), slicing, 0)))
+
+    program = judge.lowered(judge.judge("interleaved", tuple(even_partition(model, 9)), slicing, 0))
+    known = itertools.pairwise([0, 1, 2, 3, 8, 9, 10, 11, 16, 18])
+    assert peak(cut_least(model, slicing, program, 0, 1 << 40, recompute=again)) <= peak(known)
+
+
+def test_one_stage_between_the_first_and_the_last_block_is_among_those_of_one_rank():
+    """From the second block on there is room for one more than from the third, for which both were taken."""
+    for layers, width, length in ((7, 16, 32), (6, 8, 64)):
+        model = tp.GPTConfig(n_layer=layers, n_head=2, n_embd=width, vocab_size=20, block_size=length)
+        request = dict(batch=1, seq_len=length, planner="terapipe", schedule="interleaved", stages=1, chunks=3, slicing=1,
+                       recompute="full", memory_bytes=1)
+        named = []
+        for partition in (None, [(0, 1), (1, 2 * layers + 1), (2 * layers + 1, 2 * layers + 2)]):
+            with pytest.raises(tp.InfeasibleError) as refused:
+                tp.plan(model, CLUSTER, partition=partition, **request)
+            named.append(refused.value.memory_bytes)
+        assert named[0] <= named[1]
 
 
 def test_pairs_of_stages_are_the_fastest_of_all_that_fit():

@@ -160,10 +160,10 @@ add_row(chunker *x, int rank, int row, int begin, int end, int64_t workspace)
         int fit = 0;
         for (int n = row; size.workspace <= workspace && n + blocks <= most; n++) {
             int64_t sum = before[n] + size.stage;
-            if (sum < after[n + blocks] && fits(x, rank, sum + x->behind[row + 1], workspace)) {
-                after[n + blocks] = sum;
-                fit = 1;
-            }
+            if (!fits(x, rank, sum + x->behind[row + 1], workspace))
+                continue;
+            fit = 1; /* where others take less, too: what a stage remakes shares room, and a longer one may take less than they do */
+            after[n + blocks] = sum < after[n + blocks] ? sum : after[n + blocks];
         }
         x->work += most;
         any |= fit;
@@ -178,7 +178,9 @@ enum { EVEN, FROM_EVEN, FROM_ODD, EVEN_FROM_ODD };
 static int
 begin_of(const chunker *x, int stage, int way)
 {
-    return way == EVEN && stage == x->stages - 1 ? x->blocks % 2 : way >= FROM_ODD;
+    if (way != EVEN)
+        return way >= FROM_ODD;
+    return stage == x->stages - 1 ? x->blocks % 2 : stage > 0; /* behind the first block there is room for one more than elsewhere */
 }
 
 static void
