@@ -27,14 +27,15 @@ typedef struct {
     int16_t *reach;   /* [ranks + 1][masks] the most of the ranks before, from the mask that is asked for; below 0: none lead there */
     int16_t *fewest;  /* [ranks + 1][masks] the fewest; 0: they are no question */
     int16_t *least;   /* [masks before][masks behind] the fewest blocks of a rank: two of a stage that begins as it ends, one of others */
-    int64_t *held;    /* [rows + 1][blocks + 1] the least bytes of so many blocks in the rows before */
+    int64_t *held;    /* [rows + 1][blocks + 1] the least bytes of so many blocks in the rows before, up to `top` */
     int64_t *behind;  /* [rows + 1] the least of the rows from one on */
     int32_t *length;  /* [stages] */
     int32_t *named;   /* [masks before][masks behind] by which ways of its stages a rank leads there */
     int64_t workspace[MOST_WORKSPACES];
     int64_t limit, work;
     int32_t *boundary;
-    int turns[MOST_ROWS]; /* does the row go from the last rank to the first? */
+    int top[MOST_ROWS + 1]; /* the most blocks in the rows before that fit; below 0: none do */
+    int turns[MOST_ROWS];   /* does the row go from the last rank to the first? */
     int rows, ranks, blocks, stages, masks, workspaces, ways, named_ways; /* ways: that are told apart */
 } chunker;
 
@@ -146,31 +147,46 @@ held_by(const chunker *x, int row)
     return &x->held[(size_t)row * ((size_t)x->blocks + 1)];
 }
 
+static int64_t
+held(const chunker *x, int row, int blocks)
+{
+    return blocks <= x->top[row] ? held_by(x, row)[blocks] : NEVER;
+}
+
+/* These bytes, too. */
+static void
+hold(chunker *x, int row, int blocks, int64_t bytes)
+{
+    int64_t *least = held_by(x, row);
+    for (int n = x->top[row] < 0 ? 0 : x->top[row] + 1; n <= blocks; n++)
+        least[n] = NEVER;
+    x->top[row] = blocks > x->top[row] ? blocks : x->top[row];
+    least[blocks] = bytes < least[blocks] ? bytes : least[blocks];
+}
+
 /* The least bytes with one row more, whose stage begins and ends as is said. 0: nothing fits. */
 static int
 add_row(chunker *x, int rank, int row, int begin, int end, int64_t workspace)
 {
     const int64_t *before = held_by(x, row);
-    int64_t *after = held_by(x, row + 1);
-    int any = 0, stage = stage_of(x, rank, row), most = x->blocks - x->stages + x->rows;
-    for (int n = 0; n <= most; n++)
-        after[n] = NEVER;
+    int stage = stage_of(x, rank, row), most = x->blocks - x->stages + x->rows;
+    x->top[row + 1] = NONE;
     for (int blocks = begin == end ? 2 : 1; blocks <= x->blocks - x->stages + 1; blocks += 2) {
         tp_engine_size size = size_of(x, stage, begin, blocks);
-        int fit = 0;
-        for (int n = row; size.workspace <= workspace && n + blocks <= most; n++) {
-            int64_t sum = before[n] + size.stage;
-            if (!fits(x, rank, sum + x->behind[row + 1], workspace))
+        int fit = 0, n = row;
+        for (; size.workspace <= workspace && n <= x->top[row] && n + blocks <= most; n++) {
+            if (before[n] >= NEVER)
                 continue;
+            if (!fits(x, rank, before[n] + size.stage + x->behind[row + 1], workspace))
+                break; /* more take more */
+            hold(x, row + 1, n + blocks, before[n] + size.stage);
             fit = 1; /* where others take less, too: what a stage remakes shares room, and a longer one may take less than they do */
-            after[n + blocks] = sum < after[n + blocks] ? sum : after[n + blocks];
         }
-        x->work += most;
-        any |= fit;
+        x->work += n - row + 1;
         if (!fit && size.stage < NEVER)
-            break; /* more take more */
+            break;
     }
-    return any;
+    return x->top[row + 1] > 0;
 }
 
 /* Ways in which a stage begins and ends: as it began, whatever that is (if its bytes do not depend on it), or from one to the other. */
@@ -187,10 +203,7 @@ static void
 add_rows(chunker *x, int rank, int row, int ways, int64_t workspace)
 {
     if (row == x->rows) {
-        int n = x->blocks - x->stages + x->rows;
-        while (held_by(x, row)[n] >= NEVER)
-            n--;
-        x->fit[ways] = n > x->fit[ways] ? (int16_t)n : x->fit[ways];
+        x->fit[ways] = x->top[row] > x->fit[ways] ? (int16_t)x->top[row] : x->fit[ways];
         return;
     }
     for (int way = 0; way < x->ways && !is_too_much(x); way++) {
@@ -232,8 +245,8 @@ spread(chunker *x, int rank)
 static void
 start_rows(chunker *x)
 {
-    for (int n = 0; n <= x->blocks; n++)
-        x->held[n] = n == 0 ? 0 : NEVER;
+    x->top[0] = 0;
+    x->held[0] = 0;
 }
 
 /* The most blocks of the rank for all masks. TP_NO: it has room for none. */
@@ -340,11 +353,11 @@ fill_rank(chunker *x, int rank, int before, int behind, int blocks)
             int here = before >> row & 1, there = behind >> row & 1;
             go = add_row(x, rank, row, x->turns[row] ? there : here, x->turns[row] ? here : there, x->workspace[i]);
         }
-        if (row < x->rows || held_by(x, row)[blocks] >= NEVER)
+        if (row < x->rows || held(x, row, blocks) >= NEVER)
             continue;
         while (row-- > 0) {
             int stage = stage_of(x, rank, row), begin = (x->turns[row] ? behind : before) >> row & 1, n = 1;
-            while (n < left && held_by(x, row)[left - n] + size_of(x, stage, begin, n).stage != held_by(x, row + 1)[left])
+            while (n < left && held(x, row, left - n) + size_of(x, stage, begin, n).stage != held(x, row + 1, left))
                 n++;
             x->length[stage] = n;
             left -= n;
