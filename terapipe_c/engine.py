@@ -88,9 +88,9 @@ def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int,
     """The stages within ``limit`` bytes a rank, as :func:`rank_memory` counts them, the longest of which takes least; None: there
     are none. seconds: [blocks], whole numbers. Exact where a rank has one stage and keeps nothing of another's. Of several stages a
     rank, between which blocks are moved, what is least is about the seconds of a step; none within the limit is missed where ranks
-    hold of two stages, in pairs, but some may be of more than two, or of very large requests. by_pairs: of such pairs those whose
-    slowest rank is fastest, where even stages do not lead to as fast ones. Where something is recomputed the program is taken to be
-    theirs."""
+    hold of two stages, in pairs, or of as many each, in rows over all of them, but some may be elsewhere, or of very large
+    requests. by_pairs: of such pairs those whose slowest rank is fastest, where even stages do not lead to as fast ones. Where
+    something is recomputed the program is taken to be theirs."""
     bounds = _core.cut_stages(program, dimensions(model), cut(of_one_copy(slicing, program)), min(limit, 1 << 62), seconds,
                               saves=saves_bytes(recompute), replicas=replicas, by_pairs=by_pairs, **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))

@@ -417,7 +417,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             down the ranks and one up, for the same planners (auto does what terapipe does; ranks and micro-batches are even; the
             copies add their gradients as replicas do);
             "pipedream": 1f1b with an update behind every micro-batch's backward, for gradients of the weights that it went
-            forward with, of which the first ranks keep several versions (an untied head, the CPU; no planner takes it by itself;
+            forward with, of which the first ranks keep several versions (an untied head; no planner takes it by itself;
             ``launch(..., reproducible=False)`` runs it; a step has as many updates as micro-batches: ``slicing`` says how many);
             "auto": terapipe takes the fastest of the first three, the other planners 1f1b, auto of all (of bpipe and
             chimera no more than what a planner gives by their names, and of chimera only where its plan need not be
