@@ -14,7 +14,8 @@ Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where 
 limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner alone: given values are kept, and a finer
 grid or a cut made by hand is another request; a given partition without chunks has a stage for every rank, whatever schedules of
 several stages would make of it. Nor one for which ``recompute`` was given: what the others choose to recompute is weighed and the
-terapipe planner with each of its names, where memory binds before the searches, which it may spare.
+terapipe planner with each of its names, where memory binds before the searches, which it may spare. Nor one of a paper's planner
+that finds none for this limit alone and wants over a sixteenth more at the least (ladder.py).
 
 Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock. It is shared so: one plan
 that is quickly built comes first, whatever the time; the single planners, quick ones first, have half of the time, quick plans of

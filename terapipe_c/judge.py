@@ -135,7 +135,7 @@ class Judge:
         self.beside = beside                                   # a rank swaps beside its work
         self.savings = savings                                 # of a plan that does not say others
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
-        self.rival_s = float("inf")                            # of a plan in hand: what is far slower need not be looked at closely
+        self.rival_s = float("inf")                            # of a plan in hand: what is no faster need not be looked for
         self.in_passing = False                                # asked among many: where nothing fits it need not say what would
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # what kind_seconds said

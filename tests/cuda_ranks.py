@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -217,6 +218,24 @@ def emulated(fake: Path, *cases: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def launched(comm: str, fake: Path, script: str) -> str:
     return python(fake, "-c", script, TERAPIPE_COMM=comm)
+
+
+def nccl_faults(at: int, dead: int) -> dict:
+    """What happens to whom, NCCL's call `at` or a rank, and the words of the first who sees it."""
+    return {
+        "fails": ({"fault": {"fail_at": at, "code": 6}}, r"rank \d: NCCL's nccl\w+ with rank \d: remote .*; rank \d is at step 0"),
+        "hangs": ({"fault": {"stuck_at": at}, "timeout_s": 2.0}, r"rank \d waited 2 s for NCCL's .* with rank \d"),
+        "dies": ({"dead": dead}, rf"rank {dead} was killed"),
+    }
+
+
+def assert_first_words(faults: dict, results: list) -> None:
+    """Every rank ended, the first with these words, and nothing of NCCL was misused on the way."""
+    for (name, (_, words)), result in zip(faults.items(), results, strict=True):
+        told, (_, first, text) = result["told"], result["first"]
+        assert all(isinstance(one, str) for one in told) and re.search(words, text), (name, told)
+        assert all(one.startswith("AbortedError") or rank == first or re.search(words, one) for rank, one in enumerate(told)), told
+        assert result["aborts"] > 0 and result["misuses"] == 0, (name, result)
 
 
 if __name__ == "__main__":

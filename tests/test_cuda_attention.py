@@ -354,19 +354,23 @@ def test_large_scores_overflow_nowhere(emu):
             assert np.isfinite(got).all(), name
 
 
-def test_the_kernels_stay_in_their_arrays(emu):
+def run_in_its_arrays(emu, run, slices):
     """Every address checked against the arrays' exact ranges."""
+    arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta]
+    try:
+        for array in arrays:
+            assert emu.tp_simt_range_add(address(array), ctypes.c_size_t(array.nbytes)) == 0
+        run.run(slices)
+    finally:
+        for array in arrays:
+            emu.tp_simt_range_remove(address(array))
+
+
+def test_the_kernels_stay_in_their_arrays(emu):
     for groups, dtype in ((1, BF16), (2, BF16), (0, F32)):
         emu.tp_cuda_attention_force(groups)
         run = Attention(emu, dtype, 1, 2, 72 if groups == 1 else 56, 137)
-        arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta]
-        try:
-            for array in arrays:
-                assert emu.tp_simt_range_add(address(array), ctypes.c_size_t(array.nbytes)) == 0
-            run.run([70, 67])
-        finally:
-            for array in arrays:
-                emu.tp_simt_range_remove(address(array))
+        run_in_its_arrays(emu, run, [70, 67])
 
 
 @pytest.mark.parametrize("groups, dim, name", [(1, 64, "attention_forward_64_1"), (2, 40, "attention_forward_64_2"),

@@ -2,12 +2,11 @@
 host."""
 import json
 import os
-import re
 import signal
 
 import numpy as np
 import pytest
-from cuda_ranks import NEAR, ON, emulated, trained
+from cuda_ranks import NEAR, ON, assert_first_words, emulated, nccl_faults, trained
 from cuda_ranks import launched as launched_by
 from test_chimera_engine import DATA, MODEL, OPTIONS, UNTIED, chimera, replicated
 
@@ -51,20 +50,9 @@ def test_who_is_connected():
     assert not any(lines(3, 3)) and list(lines(2)) == [0, 1, 1, 0] == list(lines(2, copies=2))
 
 
-FAULTS = {   # what happens to whom, and the words of the first who sees it
-    "fails": ({"fault": {"fail_at": 150, "code": 6}}, r"rank \d: NCCL's nccl\w+ with rank \d: remote .*; rank \d is at step 0"),
-    "hangs": ({"fault": {"stuck_at": 150}, "timeout_s": 2.0}, r"rank \d waited 2 s for NCCL's .* with rank \d"),
-    "dies": ({"dead": 3}, r"rank 3 was killed"),
-}
-
-
 def test_faults_end_every_rank_with_the_first_words(fake_nccl):
-    results = answers(fake_nccl, *({"micros": 8, **case} for case, _ in FAULTS.values()))
-    for (name, (_, words)), result in zip(FAULTS.items(), results, strict=True):
-        told, (_, first, text) = result["told"], result["first"]
-        assert all(isinstance(one, str) for one in told) and re.search(words, text), (name, told)
-        assert all(one.startswith("AbortedError") or rank == first or re.search(words, one) for rank, one in enumerate(told)), told
-        assert result["aborts"] > 0 and result["misuses"] == 0, (name, result)
+    faults = nccl_faults(at=150, dead=3)
+    assert_first_words(faults, answers(fake_nccl, *({"micros": 8, **case} for case, _ in faults.values())))
 
 
 # ---- by launch and train --------------------------------------------------------------------------------------------------

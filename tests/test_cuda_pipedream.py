@@ -2,11 +2,10 @@
 graphs between them; against the paper's rule (tests/test_pipedream.py) and the CPU."""
 import dataclasses
 import json
-import re
 
 import numpy as np
 import pytest
-from cuda_ranks import NEAR, ON, emulated
+from cuda_ranks import NEAR, ON, assert_first_words, emulated, nccl_faults
 from cuda_ranks import launched as launched_by
 from cuda_ranks import trained as trained_by
 from test_pipedream import MODEL, TOKENS, orders_train, planned, trained
@@ -264,17 +263,6 @@ def test_a_step_that_ended_half_way_leaves_what_its_last_updates_made(emulation,
     assert len(ends) > 2
 
 
-FAULTS = {   # what happens to whom, and the words of the first who sees it
-    "fails": ({"fault": {"fail_at": 60, "code": 6}}, r"rank \d: NCCL's nccl\w+ with rank \d: remote .*; rank \d is at step 0"),
-    "hangs": ({"fault": {"stuck_at": 60}, "timeout_s": 2.0}, r"rank \d waited 2 s for NCCL's .* with rank \d"),
-    "dies": ({"dead": 2}, r"rank 2 was killed"),
-}
-
-
 def test_faults_end_every_rank_with_the_first_words(fake_nccl):
-    results = answers(fake_nccl, *({"micros": 8, **case} for case, _ in FAULTS.values()))
-    for (name, (_, words)), result in zip(FAULTS.items(), results, strict=True):
-        told, (_, first, text) = result["told"], result["first"]
-        assert all(isinstance(one, str) for one in told) and re.search(words, text), (name, told)
-        assert all(one.startswith("AbortedError") or rank == first or re.search(words, one) for rank, one in enumerate(told)), told
-        assert result["aborts"] > 0 and result["misuses"] == 0, (name, result)
+    faults = nccl_faults(at=60, dead=2)
+    assert_first_words(faults, answers(fake_nccl, *({"micros": 8, **case} for case, _ in faults.values())))

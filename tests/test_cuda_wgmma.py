@@ -29,6 +29,7 @@ from test_cuda_attention import (  # noqa: E402
     aligned,
     from_bf16,
     run_case,
+    run_in_its_arrays,
     to_bf16,
 )
 
@@ -248,14 +249,7 @@ def test_other_kernels_run_elsewhere(emu):
 @pytest.mark.parametrize("D", [56, 72])
 def test_the_kernels_stay_in_their_arrays(emu, D):
     run = Attention(emu, BF16, 1, 2, D, 137, kernel=WGMMA)
-    arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta]
-    try:
-        for array in arrays:
-            assert emu.tp_simt_range_add(address(array), ctypes.c_size_t(array.nbytes)) == 0
-        run.run([70, 67])
-    finally:
-        for array in arrays:
-            emu.tp_simt_range_remove(address(array))
+    run_in_its_arrays(emu, run, [70, 67])
 
 
 @pytest.mark.parametrize("D, slices", [(64, [130, 75]), (128, [140])])

@@ -3,7 +3,7 @@
  * has and on the kind of the first, so that stages know of those before them only whether these ended within a layer. Of each rank the
  * most blocks that fit it are counted for all that its stages may begin and end with (min-plus knapsack), and rank after rank these are
  * joined by that (max-plus product of matrices). A stage takes no less with a block more, so that fewer blocks fit, too: there are
- * stages for every number between the fewest and the most. */
+ * stages for every number between the fewest and the most of one way; where these are of two the answer may be TP_UNKNOWN. */
 #include "csrc/engine/internal.h"
 
 #include <stdlib.h>
