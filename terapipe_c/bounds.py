@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import planners
+from . import _core, planners
 from .config import KINDS
 from .cost import PHASES, CostModel
+from .judge import ORDERS
 from .links import Links, rank_of
 from .partition import updated_of_kind
 from .request import Request
 from .starts import kind_seconds, whole_sequences
 
-__all__ = ["Least", "bound_s", "least_of_kinds", "least_work_s", "stages_bound_s", "whole_bound_s"]
+__all__ = ["AT_ONCE", "Least", "bound_s", "least_of_kinds", "least_work_s", "order_bound_s", "stages_bound_s", "whole_bound_s"]
+
+AT_ONCE = "gpipe", "1f1b", "seq1f1b", "interleaved"   #: schedules whose W are behind their I where none waits
 
 _GROUPS = 256           # micro-batch sizes that are looked at; where there are more nothing is said of the work
 _HALVINGS = 40          # of an interval that holds a bound
@@ -258,3 +261,20 @@ def whole_bound_s(request: Request, ranks: int, chunks: int = 1, at_once: bool =
                      [0.0, *itertools.accumulate(whole[b.kind] - last[b.kind] / micros for b in blocks)],
                      [2 * rank * latency for rank in range(ranks)]))
     return _least_limit(ways) * (1 - 1e-12)
+
+
+def order_bound_s(request: Request, name: str, ranks: int, chunks: int) -> float:
+    """No plan with the micro-batches of planners that know no slices is faster in this order, one of :data:`AT_ONCE` where no W
+    waits, on any partition; 0 where micro-batches differ or have slices. Layers may be divided (csrc/plan/partition_bound.h)."""
+    slicing, costs = whole_sequences(request), request.costs
+    if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1:
+        return 0.0
+    judge, cluster, micros = request.judge(ranks), request.cluster, len(slicing)
+    each = [kind_seconds(judge, slicing, phase) for phase in PHASES]
+    seconds = np.array([[of_kind[kind] / micros for of_kind in each] for kind in KINDS])
+    byte_s = min(costs.byte_s, 1 / cluster.link_bandwidth_Bps) if cluster.tells_nodes_apart else costs.byte_s
+    message = least_latency_s(request) + byte_s * costs.element_bytes * request.model.n_embd * request.seq_len
+    found = _core.partition_bound(ORDERS[name], ranks, chunks, micros, request.model.n_layer, seconds, costs.overhead_s,
+                                  message if ranks > 1 else 0.0)
+    ring = float(replace(request, replicas=request.replicas).link(ranks).seconds(0.0))
+    return found * (1 - 1e-12) + chunks * (costs.optimizer_stage_s + ring)

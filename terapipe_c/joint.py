@@ -32,7 +32,7 @@ from functools import cache
 
 from . import planners
 from ._core import DeadlineError, Error, InfeasibleError
-from .bounds import bound_s, least_of_kinds, least_work_s, stages_bound_s, whole_bound_s
+from .bounds import AT_ONCE, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s, whole_bound_s
 from .config import counted, human_seconds
 from .deadline import check_time, late, limited, share
 from .guests import BPIPE
@@ -371,6 +371,7 @@ class _Search:
         first, the fastest quick plans first."""
         r, rows = self.request, list[_Task]()
         whole = cache(lambda ranks, chunks, at_once: whole_bound_s(r, ranks, chunks, at_once))
+        order = cache(lambda name, ranks, chunks: order_bound_s(r, name, ranks, chunks))
         least, kinds = cache(lambda: least_work_s(r, r.share)), cache(lambda: least_of_kinds(r, r.share))
         stages = cache(lambda ranks, chunks, zigzag: stages_bound_s(r, ranks, chunks, r.replicas, kinds(), zigzag))
         again = (asked for asked in (single(r, name) for name in self.cut) if asked is not None)
@@ -388,6 +389,9 @@ class _Search:
                                       stages(key[0], asked.chunks, name in ZIGZAG)) for key in keys}
                 if not search:
                     bounds = {n: max(bound, whole(n, asked.chunks, name == BPIPE)) for n, bound in bounds.items()}
+                if not search and name in AT_ONCE:
+                    bounds = {n: max(bound, order(name, n, asked.chunks)) if bound < self.seconds * SLIGHT else bound
+                              for n, bound in bounds.items()}
             quick = min(self._quick_s(name, key) for key in keys)
             turn = 0 if asked.planner == "uniform" else 2 if search else 3 if self.cut else 1
             rows.append(_Task(4 + search if name in last else turn, quick, len(rows), bounds, asked, True))

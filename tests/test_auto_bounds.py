@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c.bounds import Least, bound_s, least_of_kinds, least_work_s, stages_bound_s
+from terapipe_c import _core
+from terapipe_c.bounds import AT_ONCE, Least, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s
 from terapipe_c.config import KINDS
-from terapipe_c.judge import CHIMERA, PIPEDREAM, SLICED, ZIGZAG, possible
+from terapipe_c.judge import CHIMERA, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
 from terapipe_c.request import BY_NAME, JOINT, check_request, has_chunks
 
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s"))
@@ -104,6 +105,48 @@ def test_no_plan_is_faster_than_its_configuration_s_bounds(seed):
         total, more, close = total + 1, more + (whole > mean), close + (max(mean, whole) > 0.9 * found.seconds)
     print(f"{total} plans, {more} with a larger bound by blocks that cannot be divided, {close} within 10 % of it")
     assert more > 80 and close > 20
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_partition_of_whole_sequences_is_faster_than_its_order_s_bound(seed):
+    """All partitions, with and without blocks that are recomputed, of every order whose W are at once."""
+    rng, total, close, plans = np.random.default_rng(60 + seed), 0, 0, 0
+    while total < 60:
+        model, cluster, costs, unit = instance(rng)
+        name, ranks, replicas = str(rng.choice(AT_ONCE)), int(rng.integers(1, 5)), int(rng.integers(1, 3))
+        chunks, share = int(rng.integers(1, 4)) if name == "interleaved" else 1, int(rng.choice([1, 2, 3, 4, 6, 8]))
+        if ranks * chunks > model.num_blocks or possible(name, ranks, share):
+            continue
+        request = request_of(model, cluster, share * replicas, costs, unit, chunks=chunks, replicas=replicas)
+        bound, judge, least = order_bound_s(request, name, ranks, chunks), request.judge(ranks), np.inf
+        cuts = list(itertools.combinations(range(1, model.num_blocks), ranks * chunks - 1))
+        for inner in (cuts[i] for i in rng.permutation(len(cuts))[:200]):
+            again = Savings(tuple(b.kind in ("attention", "ffn") and bool(rng.integers(2)) for b in model.blocks))
+            cut = tuple(itertools.pairwise([0, *inner, model.num_blocks]))
+            least = min(least, *(judge.judge(name, cut, ((1, (model.block_size,)),) * share, 0, savings).seconds
+                                 for savings in (None, again)))
+            plans += 2
+        assert 0.0 < bound <= least * (1 + 1e-12), (name, ranks, chunks)
+        total, close = total + 1, close + (bound > 0.75 * least)
+    print(f"{total} requests, {plans} plans, {close} bounds within 25 % of the best")
+    assert close > 20
+
+
+def test_an_order_s_bound_is_the_best_of_layers_that_may_be_divided():
+    """Of many equal layers, and ends that take nothing, the known makespans; of more stages than blocks none."""
+    seconds = np.array([[0, 0, 0], [0.25, 0.25, 0.125], [0.25, 0.25, 0.125], [0, 0, 0]], float)
+    ranks, micros, layers = 4, 8, 24
+    bound = _core.partition_bound(1, ranks, 1, micros, layers, seconds, 0.0, 0.0)
+    each = layers / ranks                                                       # 0.5 forward, 0.75 backward a layer
+    even = each * (micros * 1.25 + (ranks - 1) * (0.5 + 0.5))                   # the last one's W hides behind the next I
+    assert bound <= even * (1 + 1e-12) and bound == pytest.approx(even, rel=0.1)
+    assert _core.partition_bound(3, ranks, 2, micros, layers, seconds, 0.0, 0.0) < bound
+    assert _core.partition_bound(1, 1, 1, micros, layers, seconds, 0.0, 0.0) == pytest.approx(layers * micros * 1.25, rel=1e-9)
+    for wrong in ((1, 4, 2, 8, 24), (3, 4, 2, 7, 24), (4, 4, 1, 8, 24), (1, 4, 1, 8, 0), (1, 0, 1, 8, 24), (1, 4, 1, 0, 24)):
+        with pytest.raises(ValueError, match="would be right|a multiple of the ranks"):
+            _core.partition_bound(*wrong, seconds, 0.0, 0.0)
+    with pytest.raises(ValueError, match="-1"):
+        _core.partition_bound(1, 4, 1, 8, 24, seconds, -1.0, 0.0)
 
 
 @pytest.mark.parametrize("ranks, chunks, name", [(2, 1, "gpipe"), (3, 1, "gpipe"), (4, 1, "gpipe"), (2, 2, "interleaved"),

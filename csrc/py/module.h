@@ -95,6 +95,8 @@ tp_py_add_judge(PyObject *module, tp_py_state *state);
 int
 tp_py_add_slicing_bound(PyObject *module, tp_py_state *state);
 int
+tp_py_add_partition_bound(PyObject *module, tp_py_state *state);
+int
 tp_py_add_deadline(PyObject *module, tp_py_state *state);
 
 /* ---- arrays (buffer protocol: NumPy is not needed to build) -------------------------------------------------------- */
