@@ -187,11 +187,12 @@ def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, lea
         works = [0.0, *itertools.accumulate(work)]
         return max(busy, _least_limit([(heads, works, besides)]) + fixed) * (1 - 1e-12)
     done = besides
+    least_of = np.lib.stride_tricks.sliding_window_view(np.array(work), len(blocks) - stages + 1).min(axis=1).tolist()
     for k, rank in enumerate(home):
         if request.partition is not None:
             done[rank] += sum(work[slice(*request.partition[k])])
         else:
-            done[rank] += work[-1] if k == stages - 1 else min(work[k:len(blocks) - stages + k + 1])
+            done[rank] += work[-1] if k == stages - 1 else least_of[k]
     return max(busy, max(done) + fixed) * (1 - 1e-12)
 
 

@@ -4,18 +4,19 @@ A configuration is (ranks, replicas, chunks); each is looked at with every sched
 of a configuration is faster than its bounds (:func:`bounds.bound_s`, of what the mean rank does, and
 :func:`bounds.stages_bound_s`, of blocks that cannot be divided), so one whose bound is no better than the plan in hand is left
 out; the others are looked at in the order of a formula's guess. Then every plan that a user could have by name is made, and
-(configuration, schedule) are searched in earnest, the fastest quick plan first.
+(configuration, schedule) are searched in earnest, the fastest quick plan first. Quick plans are no plans themselves where time is
+not limited, but for the order: what a search ends with neither more memory nor a finer grid makes slower.
 
 What is named: every planner, for this request as it is, and with every schedule and every number of chunks that the request leaves
 open (:func:`by_name`); bpipe and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each is a
 candidate unless its bound says that it cannot win, whatever the limits of work, so that the result is never slower than any of
-them. The limits cut what is beyond: quick plans, other numbers of ranks and replicas than a single planner would take, descents.
-Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where they are left open they are searched, as far as the
-limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner alone: given values are kept, and a finer
-grid or a cut made by hand is another request; a given partition without chunks has a stage for every rank, whatever schedules of
-several stages would make of it. Nor one for which ``recompute`` was given: what the others choose to recompute is weighed and the
-terapipe planner with each of its names, where memory binds before the searches, which it may spare. Nor one of a paper's planner
-that finds none for this limit alone and wants over a sixteenth more at the least (ladder.py).
+them. Where ``stages`` or ``data_parallel`` are left open terapipe searches every configuration, too, with every schedule: no limit
+but its bound leaves one out, and what is looked at besides does not depend on the limit of memory, so that more of it never hurts.
+Not promised is to beat a plan for which ``granularity``, ``partition`` or ``slicing`` was given to the other planner alone, or
+``data_parallel`` to a paper's: given values are kept, and a finer grid or a cut made by hand is another request; a given partition
+without chunks has a stage for every rank, whatever schedules of several stages would make of it. Nor one for which ``recompute``
+was given: what the others choose to recompute is weighed and the terapipe planner with each of its names, where memory binds before
+the searches, which it may spare.
 
 Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock. It is shared so: one plan
 that is quickly built comes first, whatever the time; the single planners, quick ones first, have half of the time, quick plans of
@@ -51,7 +52,7 @@ from .judge import (
     possible,
     rounded,
 )
-from .ladder import plan_stages
+from .ladder import unlimited
 from .partition import equal_lengths
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
@@ -64,11 +65,9 @@ _CHUNKS = (1, 2, 3, 4)   # of configurations that are looked at; what a planner 
 _WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of configurations
 _LOOK = 6_000_000       # of one configuration, for each of its schedules
 _EVERY = 16             # ranks up to which each number of them is looked at
-_SEARCHES = 3           # configurations that are searched in earnest, besides those of the single planners
 _GLIMPSE = 5_000_000    # ticks of a descent from the quick plan of a schedule: which of them to search first
 _GLIMPSES = 50_000_000  # of all those descents
 _LITTLE = 10_000_000    # ticks of all quick plans below which everything will be searched, in whatever order
-_NEAR = 100_000_000     # ticks of searches besides those of what is named
 _SINGLES = 1 / 2        # of a limit of time: the single planners'
 _LOOKS = 1 / 2          # of what they leave of it: quick plans'; of what these leave where planners were stopped: recomputing
 
@@ -139,7 +138,7 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
 class _Task:
     """A plan to be asked for."""
 
-    turn: int            # uniform first, then planners of whole sequences, then searches; where time is short searches first;
+    turn: int            # uniform first, then searches, whose plans spare most of what comes next: planners of whole sequences;
                          # schedules that are weighed in no other way come last, planners of whole sequences first
     quick: float         # seconds of a quick plan; infinite: none fits
     order: int
@@ -239,11 +238,10 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
             if (name == SLICED and len(request.schedules) > 1 and not halved) or possible(name, judge.ranks, len(slicing)):
                 continue
             cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages, schedule=name)]
-            free = request.partition is None and judge.chunks == 1 and stages > 1
-            if judge.work < stop and free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing), judge.limit)):
+            if name == "1f1b" and judge.work < stop and request.partition is None and judge.chunks == 1 and stages > 1:
                 try:
-                    cuts.append(plan_stages(judge, "autopipe", name, slicing, thorough=False).partition)
-                except (InfeasibleError, DeadlineError):
+                    cuts.append(unlimited(judge, "autopipe", name, slicing).partition)
+                except DeadlineError:
                     pass
             for cut, pending in itertools.product(dict.fromkeys(cuts), (1,) if name in ZERO_BUBBLE else (1, 0)):
                 if judge.work < stop:
@@ -263,9 +261,11 @@ class _Search:
         self.reserve: Found | None = None      # what was built at once, where there is a time limit
         self.log: list[str] = []
         self.work = 0
+        self.rows: list[_Configuration] = []
         self.judges: dict[tuple[int, int, int], Judge] = {}
         self.quick: dict[tuple[str, int, int, int], Candidate] = {}   # the quick plan of a schedule and configuration
-        self.bound: dict[tuple[int, int, int], float] = {}
+        self.bound: dict[tuple[int, int, int], float] = {}            # by configuration
+        self.order: dict[tuple[str, int, int], float] = {}            # of whole sequences, by schedule, ranks and chunks
 
     @property
     def seconds(self) -> float:
@@ -306,15 +306,17 @@ class _Search:
         if isinstance(error, InfeasibleError):
             self.refusals.append(error)
 
-    def judge(self, c: _Configuration) -> Judge:
-        if c.key not in self.judges:
-            self.judges[c.key] = c.of(self.request).judge(c.ranks)
-        return self.judges[c.key]
+    def judge_of(self, asked: Request) -> Judge:
+        """Of its first number of ranks."""
+        key = asked.ranks[0], asked.chunks, asked.replicas
+        if key not in self.judges:
+            self.judges[key] = asked.judge(key[0])
+        return self.judges[key]
 
-    def configurations(self) -> list[_Configuration]:
-        """Quick plans of what could be better than the plan in hand; gives what was looked at."""
+    def configurations(self) -> None:
+        """Quick plans of what could be better than the plan in hand."""
         refused: dict[str, str] = {}
-        rows = _configurations(self.request, refused)
+        rows = self.rows = _configurations(self.request, refused)
         looked: list[_Configuration] = []
         left: list[_Configuration] = []
         for c in rows:
@@ -325,11 +327,12 @@ class _Search:
                 left.append(c)
                 continue
             self.say(f"quick plans of {c}")
-            judge = self.judge(c)
+            judge = self.judge_of(c.of(self.request))
             before = judge.work
             for name, found in _look(judge, c.of(self.request)).items():
                 self.quick[name, *c.key] = found
-                self.offer(Found(judge, found), f"a quick plan of {c}, {name}")
+                if limited():                                  # else a search says it: these depend on the grid
+                    self.offer(Found(judge, found), f"a quick plan of {c}, {name}")
             self.work += judge.work - before
             looked.append(c)
         left = [c for c in left if c.bound < self.seconds * SLIGHT]
@@ -347,7 +350,6 @@ class _Search:
             left_out = {name: refused.get(name, why) for name, why in why_left_out(self.request, names).items()}
         self.log += [f"{', '.join(n for n in left_out if left_out[n] == why)} left out: {why}"
                      for why in dict.fromkeys(left_out.values())]
-        return looked
 
     def glimpses(self) -> None:
         """Short descents from the quick plans, the fastest first: they say better what is worth a search. They are no plans
@@ -366,12 +368,11 @@ class _Search:
         found = self.quick.get((name, *key))
         return float("inf") if found is None else pace(found)
 
-    def tasks(self, looked: list[_Configuration]) -> list[_Task]:
-        """What is named, and a few searches of what no single planner would look at (other ranks and replicas): quick planners
-        first, the fastest quick plans first."""
+    def tasks(self) -> list[_Task]:
+        """What is named, and searches of what no single planner would look at (other ranks and replicas): the fastest quick plans
+        first."""
         r, rows = self.request, list[_Task]()
         whole = cache(lambda ranks, chunks, at_once: whole_bound_s(r, ranks, chunks, at_once))
-        order = cache(lambda name, ranks, chunks: order_bound_s(r, name, ranks, chunks))
         least, kinds = cache(lambda: least_work_s(r, r.share)), cache(lambda: least_of_kinds(r, r.share))
         stages = cache(lambda ranks, chunks, zigzag: stages_bound_s(r, ranks, chunks, r.replicas, kinds(), zigzag))
         again = (asked for asked in (single(r, name) for name in self.cut) if asked is not None)
@@ -382,65 +383,67 @@ class _Search:
                 continue
             name, search = asked.schedules[0], asked.planner == "terapipe"
             keys = [(ranks, asked.chunks, asked.replicas) for ranks in asked.ranks]
-            if name == CHIMERA:
+            if late():
+                bounds = {key[0]: self.bound.get(key, 0.0) for key in keys}
+            elif name == CHIMERA:
                 bounds = {key[0]: bound_s(r, *key, least(), 2) for key in keys}
             else:
                 bounds = {key[0]: max(self.bound[key] if key in self.bound else bound_s(r, *key, least()),
                                       stages(key[0], asked.chunks, name in ZIGZAG)) for key in keys}
                 if not search:
                     bounds = {n: max(bound, whole(n, asked.chunks, name == BPIPE)) for n, bound in bounds.items()}
-                if not search and name in AT_ONCE:
-                    bounds = {n: max(bound, order(name, n, asked.chunks)) if bound < self.seconds * SLIGHT else bound
-                              for n, bound in bounds.items()}
             quick = min(self._quick_s(name, key) for key in keys)
-            turn = 0 if asked.planner == "uniform" else 2 if search else 3 if self.cut else 1
-            rows.append(_Task(4 + search if name in last else turn, quick, len(rows), bounds, asked, True))
-        known = {(t.asked.schedules[0], t.asked.chunks, *t.asked.ranks[:1], t.asked.replicas) for t in rows if t.turn == 2}
+            turn = 0 if asked.planner == "uniform" else 1 if search else 2
+            rows.append(_Task(3 + search if name in last else turn, quick, len(rows), bounds, asked, True))
+        known = {(t.asked.schedules[0], t.asked.chunks, *t.asked.ranks[:1], t.asked.replicas) for t in rows if t.turn == 1}
         others: list[_Task] = []
-        for c in looked:
+        for c in self.rows:
             for names in dict.fromkeys(AUTO if name in AUTO and r.schedules == AUTO else (name,) for name in c.names):
-                quick = min(self._quick_s(name, c.key) for name in names)
                 usual = names == r.schedules and c.ranks in r.ranks[:1] and c.key[1:] == (r.chunks, r.replicas)
-                if quick < float("inf") and not usual and (names[0], c.chunks, c.ranks, c.replicas) not in known:
+                if not usual and (names[0], c.chunks, c.ranks, c.replicas) not in known:
                     asked = replace(c.of(r, names), planner="terapipe")
-                    others.append(_Task(2, quick, len(rows) + len(others), {c.ranks: c.bound}, asked, False))
-        return sorted(rows + sorted(others)[:_SEARCHES])
+                    quick = min(self._quick_s(name, c.key) for name in names)
+                    others.append(_Task(1, quick, len(rows) + len(others), {c.ranks: c.bound}, asked, False))
+        return sorted(rows + others)
 
-    def deepen(self, looked: list[_Configuration]) -> None:
-        """Do all of them whose bounds do not say that they cannot win. What is named has no limit of work."""
-        spent, counts = 0, dict.fromkeys(("made", "bound", "time", "cut"), 0)
-        unsearched: dict[str, list[_Task]] = {reason: [] for reason in ("bound", "time", "work")}
-        tasks = self.tasks(looked)
+    def deepen(self) -> None:
+        """Do all of them whose bounds do not say that they cannot win."""
+        counts = {named: dict.fromkeys(("made", "bound", "room", "time", "cut"), 0) for named in (True, False)}
+        tasks = self.tasks()
         for i, task in enumerate(tasks):
             self.say(f"{task.asked.planner} for {task}, {i + 1} of {len(tasks)}")
-            reason = "bound" if task.bound >= self.seconds * SLIGHT else "time" if late() else "made"
-            if task.named:
-                counts[reason] += 1
-            elif reason == "made" and spent >= _NEAR:
-                reason = "work"
+            reason = "bound" if self._cannot_win(task) else "time" if late() else "made"
+            if reason == "made" and not task.named and self.judge_of(task.asked).too_small():
+                reason = "room"
+            counts[task.named][reason] += 1
             if reason == "made":
-                work = self._search(task)
-                spent += 0 if task.named else work
-                counts["cut"] += late()
-            elif not task.named:
-                unsearched[reason].append(task)
-        text = f"planners by the names of schedules and chunks: {counts['made']} plans made"
-        if counts["bound"]:
-            text += f", {counts['bound']} left out because their bounds are no better than the best"
-        if counts["time"]:
-            text += f", {counts['time']} left at the time limit: some of them may be faster than this plan"
-        if counts["cut"]:
-            text += f", {counts['cut']} of them or of the searches stopped by the time limit"
-        if sum(counts.values()):
-            self.log.append(text)
-        reasons = {"bound": "their bounds are no better than the best", "time": "the time limit is reached",
-                   "work": "the work limit is reached"}
-        for reason, tasks in unsearched.items():
-            if tasks:
-                self.log.append(f"not searched, because {reasons[reason]}: " + ", ".join(dict.fromkeys(str(t) for t in tasks)))
+                self._search(task)
+                counts[task.named]["cut"] += late()
+        self._say_of("planners by the names of schedules and chunks", "plans made", counts[True])
+        self._say_of("searches of other numbers of ranks, replicas and chunks", "made", counts[False])
 
-    def _search(self, task: _Task) -> int:
-        """One of them; gives the work that it was, in ticks of the judge."""
+    def _cannot_win(self, task: _Task) -> bool:
+        """What a planner of whole sequences is asked for has another bound, which is looked for where the others say nothing."""
+        r = task.asked
+        if r.planner != "terapipe" and r.schedules[0] in AT_ONCE:
+            for ranks in task.within(self.seconds).ranks if not late() else ():
+                key = r.schedules[0], ranks, r.chunks
+                if key not in self.order:
+                    self.order[key] = order_bound_s(r, *key)
+                task.bounds[ranks] = max(task.bounds[ranks], self.order[key])
+        return task.bound >= self.seconds * SLIGHT
+
+    def _say_of(self, what: str, made: str, counts: dict[str, int]) -> None:
+        """One line of the log, if there were any."""
+        whys = {"bound": "left out because their bounds are no better than the best",
+                "room": "left out because their ranks have no room for the parameters",
+                "time": "left at the time limit: some of them may be faster than this plan",
+                "cut": "of them stopped by the time limit"}
+        if sum(counts.values()):
+            self.log.append(", ".join([f"{what}: {counts['made']} {made}", *(f"{counts[k]} {whys[k]}" for k in whys if counts[k])]))
+
+    def _search(self, task: _Task) -> None:
+        """One of them."""
         r, search = task.within(self.seconds), task.asked.planner == "terapipe"
 
         def shared(ranks: int) -> Judge:
@@ -450,31 +453,27 @@ class _Search:
             self.judges[key].rival_s, self.judges[key].in_passing = self.seconds, True
             return self.judges[key]
 
-        own: list[Judge] = []                                  # a search counts the work of its judges
-
-        def counted(ranks: int) -> Judge:
-            own.append(r.judge(ranks))
-            own[-1].rival_s, own[-1].in_passing = self.seconds, True
-            return own[-1]
+        def own(ranks: int) -> Judge:                          # a search counts the work of its judges
+            judge = r.judge(ranks)
+            judge.rival_s, judge.in_passing = self.seconds, True
+            return judge
 
         try:
-            found = plan_one(r, counted if search else shared)
+            found = plan_one(r, own if search else shared)
         except (InfeasibleError, DeadlineError) as error:
             if task.named and isinstance(error, InfeasibleError):
                 self.refusals.append(error)
             if search and not late():
                 among = " of what could be faster" if self.seconds < float("inf") else ""
                 self.log.append(f"searched {task}: nothing fits{among}")
-            return sum(judge.work for judge in own)
+            return
         better = self.offer(found, f"a search of {task}" if search else f"{r.planner} for {task}")
         if search:
             self.log.append(f"searched {task}: {human_seconds(found.candidate.seconds)}" + (", better" if better else "")
                             + (", stopped by the time limit" if late() else ""))
-        return sum(judge.work for judge in own)
 
     def recompute(self, at_last: bool = False) -> bool:
-        """Where some plan did not fit, or at last: those that are told to recompute, and the same stages and slices without. Were
-        they asked?"""
+        """Where some plan did not fit, or at last: those that are told to recompute. Were they asked?"""
         binds = self.best is None or any(judge.shortest is not None for judge in self.judges.values())
         if self.request.recompute or late() or not (binds or at_last):
             return False
@@ -483,15 +482,8 @@ class _Search:
                 self._refused(found)
                 continue
             better = self.offer(found, f"terapipe with recompute = {again!r}")
-            plain = self._without_recompute(found)
-            better = (plain is not None and self.offer(plain, f"terapipe with recompute = {again!r}, left out")) or better
             self.log.append(f"told to recompute {again}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
         return True
-
-    def _without_recompute(self, found: Found) -> Found | None:
-        judge, c = self.request.judge(found.judge.ranks), found.candidate
-        plain = judge.judge(c.schedule, c.partition, c.slicing, c.pending)
-        return Found(judge, plain) if judge.fits(plain, judge.limit) else None
 
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
@@ -506,11 +498,11 @@ def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: Non
     s = _Search(request, say)
     compared = s.singles()
     with share(_LOOKS):
-        looked = s.configurations()
+        s.configurations()
         s.glimpses()
     with share(_LOOKS):                                        # a few searches, which may spare the many below
         done = s.recompute()
-    s.deepen(looked)
+    s.deepen()
     if not done:
         s.recompute(at_last=True)
     if s.best is None and s.reserve is not None:

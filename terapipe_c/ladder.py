@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import DeadlineError, InfeasibleError
-from .deadline import check_time, late
+from .bounds import AT_ONCE
+from .deadline import check_time
 from .guests import BPIPE, evicts
 from .judge import Candidate, Judge, Micro, activation_slots, pace
 from .partition import even_partition
-from .request import SAVERS
+from .request import SAVERS, SWAPPERS
 from .wishes import Task, ask
 
-__all__ = ["plan_stages"]
+__all__ = ["plan_stages", "unlimited"]
 
 Float = NDArray[np.float64]
 _ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
@@ -44,8 +45,6 @@ _JUDGED = 150          # of judging an answer, for each slice and stage
 _ASKS = 60, 20         # of a planner that recomputes or swaps, on its way down a ladder, about, and more for each stage
 _FEW = 15, 5           # others know few plans
 _NEW = 0.55            # of answers are none that were there before
-_NEARLY = 4            # of a limit, the part by which the least that a planner plans for may be over it, and another plan fits
-_NEAR = 16             # the same beside a rival's plan
 
 
 @dataclass(frozen=True)
@@ -132,27 +131,40 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     return min(found, key=pace)
 
 
+def unlimited(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...]) -> Candidate:
+    """What the planner wants where memory is no matter; DeadlineError."""
+    return ask(_question(judge, name, schedule, slicing, 0.0, None).free, name)
+
+
 def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | None:
     """The fastest plan within the limit; where there is none, what the planner wants at the least joins ``others``."""
-    judge, alone, hurried = q.free.judge, None, q.free.judge.rival_s < math.inf
-    if judge.in_passing:
-        alone = _alone(q, limit, others)
-        if alone is None and min(max(judge.peak_bytes(c)) for c in others) > limit + limit // (_NEAR if hurried else _NEARLY):
-            return None
+    if q.free.judge.in_passing and _cannot_fit(q, limit):
+        others.append(ask(q.free, q.name))
+        _squeeze(q, limit, others)
+        return None
     plans = _ladder(q)
     others += plans
-    if alone is not None and late():                           # the ladder may have ended above it
-        plans = [*plans, alone]
-    return _best_of(judge, plans, limit)
+    return _best_of(q.free.judge, plans, limit)
 
 
-def _alone(q: _Question, limit: int, others: list[Candidate]) -> Candidate | None:
-    """The same for this limit alone: what the planner wants within it, or else the most that it can plan for."""
-    found = _for_one_limit(q, limit)
-    if found is not None:
-        return found
-    others.append(ask(q.free, q.name))
-    return others[-1] if _squeeze(q, limit, others) else None
+def _cannot_fit(q: _Question, limit: int) -> bool:
+    """Are all stages over the limit by their blocks alone? As few bytes as a block can have in the engine, so that no plan of any
+    ladder is missed: stages take as many as fit in turn, ranks of several stages their even part."""
+    free, judge = q.free, q.free.judge
+    if judge.costs.where.name != "cpu":
+        return False
+    static = 4 * free.param_bytes                              # and gradients, and two moments
+    kept = free.least_kept_bytes if q.name in SAVERS else free.activation_bytes
+    held = free.held if free.schedule in AT_ONCE and not (q.name in SWAPPERS and free.host_Bps > 0) else (0,) * free.stages
+    if judge.chunks > 1:
+        return float((static + min(held) * kept).sum()) > limit * judge.ranks
+    at, blocks = 0, len(static)
+    for n in held:
+        sums = np.cumsum(static[at:] + n * kept[at:])
+        at += int(np.searchsorted(sums, limit, side="right"))
+        if at == blocks:
+            return False
+    return True
 
 
 def _for_one_limit(q: _Question, limit: int) -> Candidate | None:

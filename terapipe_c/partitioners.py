@@ -11,10 +11,10 @@ from functools import cache
 from . import planners
 from ._core import DeadlineError, InfeasibleError
 from .bidirectional import plan_both_ways
-from .bounds import bound_s, least_work_s
+from .bounds import bound_s, least_of_kinds, least_work_s, stages_bound_s
 from .config import counted
 from .deadline import check_time, late
-from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge, lightest, pace
+from .judge import CHIMERA, SLICED, SLIGHT, ZIGZAG, Candidate, Judge, lightest, pace
 from .ladder import plan_stages
 from .request import SWAPPERS, Request
 from .search import search
@@ -23,7 +23,6 @@ from .starts import StageCost, balanced, uniform, whole_sequences
 __all__ = ["Found", "plan_one"]
 
 JudgeOf = Callable[[int], Judge]
-ENOUGH = 400_000_000    # ticks of the judge (5 to 13 ns each) after which terapipe, if it has a plan, tries no more ranks
 
 
 @dataclass(frozen=True)
@@ -104,13 +103,18 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     compared: list[tuple[str, float]] = []
     looks = [first_look(judge, request) for judge in judges] if len(judges) > 1 and not late() else [0.0] * len(judges)
     best: Found | None = None
-    least = cache(lambda: least_work_s(request, request.share))
+    least, kinds = cache(lambda: least_work_s(request, request.share)), cache(lambda: least_of_kinds(request, request.share))
+
+    def bound(ranks: int) -> float:
+        given = ranks, request.chunks, request.replicas
+        return max(bound_s(request, *given, least()),
+                   min(stages_bound_s(request, *given, kinds(), way) for way in {n in ZIGZAG for n in request.schedules}))
+
     for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
-        if (compared and late()) or (best is not None and sum(each.work for each in judges) > ENOUGH):
+        if compared and late():
             break
-        # But for what all may take together, nothing less sure leaves a number out: by name it would be faster.
-        if best is not None and bound_s(request, judge.ranks, judge.chunks, request.replicas, least()) \
-                >= best.candidate.seconds * SLIGHT:
+        # Nothing less sure leaves a number out: by name it would be faster.
+        if best is not None and bound(judge.ranks) >= best.candidate.seconds * SLIGHT:
             continue
         even = uniform(judge, request)
         choice = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition, request.slicing)

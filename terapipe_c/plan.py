@@ -398,11 +398,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         costs: a CostModel; None: ``CostModel.analytic(model, cluster)``.
         planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
-            request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name
-            (``time_limit_s`` may leave some out, which the log says, and one by schedule and chunks whose plan for this
-            limit of memory is a sixth slower is not asked for other limits). What is given only to the other planner besides
-            (stages, data_parallel, a finer granularity, a partition, a slicing) may make it faster; and chunks, beside a
-            partition: without them auto has a stage of it on every rank.
+            request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name, nor
+            than terapipe on fewer ranks or with replicas where these are left open (numbers that divide the devices', and all
+            up to 16; up to 4 chunks; ``time_limit_s`` may leave some out, which the log says). What is given only to the other
+            planner besides (data_parallel to a paper's, a finer granularity, a partition, a slicing) may make it faster; and
+            chunks, beside a partition: without them auto has a stage of it on every rank.
             ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
@@ -436,13 +436,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             take more than a second or two, from some 96 layers on 16 devices on), and the fastest plan that fits is taken, because
             their models of time are not the engine's; ``tp.planners`` has their answers alone. Nor terapipe, whose search, where
             its fastest plan does not fit, looks for plans for ever less memory, a hundredth apart or (up to a quarter) more in
-            large requests, the same whatever the limit, down to what needs least; but where ``time_limit_s`` or ``stages=None``
-            cuts it short. auto has the fastest of what they find; where ``stages`` or
-            ``data_parallel`` are left open it looks at a few more for this limit alone, and may so be slower with more memory.
+            large requests, the same whatever the limit, down to what needs least; but where ``time_limit_s`` cuts it short. auto
+            has the fastest of what they find, and of plans that do not depend on the limit.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             about a second, a few where memory binds or several chunks are planned (auto asks all planners: up to tens). A number
-            that divides another never gives terapipe a slower plan than the other, but where ``stages`` is None and some numbers of
-            ranks take a few seconds, after which the others are left out (not of chimera).
+            that divides another never gives terapipe a slower plan than the other.
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.

@@ -182,6 +182,11 @@ class Task:
         saved = np.array(saved_bytes(self.judge.model, self.slicing, self.judge.costs.where), np.float64)
         return np.where(self.given, 0.0, saved)
 
+    @cached_property
+    def least_kept_bytes(self) -> Float:
+        """[blocks] the fewest that are kept of a micro-batch, made again or not."""
+        return self._kept - self.saved_bytes
+
     @property
     def memory_bytes(self) -> float:
         """One limit for all stages, where a planner knows no other: what the roomiest may take."""

@@ -105,7 +105,7 @@ def test_never_slower_than_a_schedule_and_chunks_by_name(monkeypatch):
         compared += len(named)
         chunked += sum(plan.chunks > 2 for _, plan in named)
     for limit in (None, 1, 0):
-        for name in ("_WORK", "_LOOK", "_GLIMPSES", "_NEAR"):
+        for name in ("_WORK", "_LOOK", "_GLIMPSES"):
             monkeypatch.setattr(joint, name, getattr(joint, name) if limit is None else limit)
         for model, cluster, request, least in cases:
             auto = tp.plan(model, cluster, **request)
@@ -550,6 +550,29 @@ def test_a_refusal_names_no_more_than_any_single_planner_does(seed, brief):
             tp.plan(model, cluster, planner=planner, **request)
         named[planner] = refused.value.memory_bytes
     assert named.pop("auto") <= min(named.values()), named
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_stages_and_replicas_that_are_left_open_are_searched(seed):
+    """Two of three configurations with replicas were left out, which were up to 0.7 % faster, and what was tried depended on the
+    limit of memory."""
+    rng = np.random.default_rng(seed)
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=int(rng.choice([64, 500])), block_size=32)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=1e10)
+    request = dict(batch=4, seq_len=32, granularity=8, schedule=("auto", "1f1b")[seed])
+    auto = tp.plan(model, cluster, **request)
+    for ranks, replicas in itertools.product((1, 2, 3, 4), (1, 2, 4)):
+        if ranks * replicas <= 4:
+            named = tp.plan(model, cluster, planner="terapipe", stages=ranks, data_parallel=replicas, **request)
+            assert auto.step_time_s <= named.step_time_s * (1 + 1e-9), (ranks, replicas)
+    assert any(line.startswith("searches of other numbers of ranks, replicas and chunks: ") for line in auto.search_log)
+    step_s = [auto.step_time_s]
+    for part in (1.0, 0.9, 0.8):
+        try:
+            step_s.append(tp.plan(model, cluster, memory_bytes=part * max(auto.peak_memory_bytes), **request).step_time_s)
+        except tp.InfeasibleError:
+            step_s.append(math.inf)
+    assert all(b >= a * (1 - 1e-9) for a, b in itertools.pairwise(step_s)) and step_s[-1] > step_s[0], step_s
 
 
 def test_costs_that_are_scaled_scale_the_step(brief):

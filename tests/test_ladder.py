@@ -11,6 +11,7 @@ from terapipe_c.judge import Judge
 from terapipe_c.ladder import _question
 from terapipe_c.partitioners import plan_one
 from terapipe_c.request import PLANNERS, SAVERS, check_request
+from terapipe_c.starts import whole_sequences
 
 PAPERS = [name for name in PLANNERS if name not in ("auto", "terapipe", "uniform")]
 
@@ -252,6 +253,27 @@ def test_auto_climbs_no_ladder_where_nothing_is_near_fitting(monkeypatch):
     assert climbed and not any(climbed)                        # by the planners alone, of one chunk
     needed = refused.value.memory_bytes
     assert max(tp.plan(model, cluster, memory_bytes=needed, **request).peak_memory_bytes) <= needed
+
+
+@pytest.mark.parametrize("planner", PAPERS)
+def test_where_blocks_alone_are_too_much_no_plan_of_a_ladder_fits(planner):
+    """With recomputing, swaps and several chunks, too; and they are of a quarter of what the least of them takes, now and then."""
+    rng, plans, said, asked = np.random.default_rng(8), 0, 0, 0
+    for model, cluster, given in requests(9, 8):
+        chunks = 2 if planner == "bmpipe" and rng.integers(2) else 1
+        given = {**given, "stages": 2, "batch": 4, "schedule": "interleaved" if chunks > 1 else given["schedule"]}
+        left = dict.fromkeys(("data_parallel", "tensor_parallel", "time_limit_s", "partition", "slicing", "executable",
+                              "granularity"))
+        request = check_request(model, cluster, costs=None, planner=planner,
+                                **{**left, "memory_bytes": 10**12, "chunks": chunks, "recompute": None, **given})
+        judge = request.judge(2)
+        for host_Bps in (0.0, cluster.host_bandwidth_Bps) if planner in SAVERS and chunks == 1 else (0.0,):
+            q = _question(judge, planner, given["schedule"], whole_sequences(request), host_Bps, None)
+            peaks = [max(judge.peak_bytes(c)) for c in ladder._ladder(q)]
+            assert not any(ladder._cannot_fit(q, peak) for peak in peaks), (planner, given)
+            plans, said, asked = plans + len(peaks), said + ladder._cannot_fit(q, min(peaks) // 4), asked + 1
+    print(f"{plans} plans, a quarter of the least memory is too little in {said} of {asked} requests")
+    assert plans >= asked and said >= 3
 
 
 def test_more_memory_has_what_needs_least_where_that_is_faster():

@@ -1,9 +1,9 @@
 /* The bound of a step over all partitions, for Python; terapipe_c/bounds.py asks for it. */
-#include "csrc/plan/partition_bound.h"
+#include "csrc/py/module.h"
 
 #include <string.h>
 
-#include "csrc/py/module.h"
+#include "csrc/plan/partition_bound.h"
 
 PyDoc_STRVAR(partition_bound_doc,
              "partition_bound($module, /, schedule, ranks, chunks, micros, layers, seconds, fixed_s, comm_s)\n--\n\n"
