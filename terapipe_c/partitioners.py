@@ -5,7 +5,7 @@ What a planner returns is judged like everything else, by simulating the program
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from . import planners
@@ -13,7 +13,7 @@ from ._core import DeadlineError, InfeasibleError
 from .bidirectional import plan_both_ways
 from .bounds import bound_s, least_of_kinds, least_work_s, stages_bound_s
 from .config import counted
-from .deadline import check_time, late
+from .deadline import check_time, late, share
 from .judge import CHIMERA, SLICED, SLIGHT, ZIGZAG, Candidate, Judge, lightest, pace
 from .ladder import plan_stages
 from .request import SWAPPERS, Request
@@ -98,6 +98,23 @@ def first_look(judge: Judge, request: Request) -> float:
     return min(quick.seconds, uniform(judge, request).seconds)
 
 
+def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
+    """The fastest plan that fits of all schedules together, which may end in another than they began in, and of each alone: where
+    they start together one hides what another has."""
+    best: Candidate | None = None
+    given = judge.rival_s
+    ways = [request.schedules, *((name,) for name in request.schedules if len(request.schedules) > 1)]
+    for i, names in enumerate(ways):
+        judge.rival_s = given if best is None else min(given, best.seconds)
+        with share(2 / (len(ways) - i + 1)):
+            found = search(judge, names, request.share, request.seq_len, request.unit, request.partition, request.slicing)
+        for c in (found, uniform(judge, replace(request, schedules=names))):
+            if c is not None and judge.fits(c, judge.limit) and (best is None or pace(c) < pace(best)):
+                best = c
+    judge.rival_s = given
+    return best
+
+
 def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     judges = _judges(request, judge_of)
     compared: list[tuple[str, float]] = []
@@ -116,11 +133,8 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
         # Nothing less sure leaves a number out: by name it would be faster.
         if best is not None and bound(judge.ranks) >= best.candidate.seconds * SLIGHT:
             continue
-        even = uniform(judge, request)
-        choice = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition, request.slicing)
-        if judge.fits(even, judge.limit) and (choice is None or pace(even) < pace(choice)):
-            choice = even
-        compared.append((f"uniform on {counted(judge.ranks, 'rank')}", even.seconds))
+        compared.append((f"uniform on {counted(judge.ranks, 'rank')}", uniform(judge, request).seconds))
+        choice = _search_schedules(judge, request)
         if choice is not None and (best is None or choice.seconds < best.candidate.seconds * SLIGHT):
             best = Found(judge, choice)
     if best is None:

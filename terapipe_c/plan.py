@@ -439,8 +439,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             large requests, the same whatever the limit, down to what needs least; but where ``time_limit_s`` cuts it short. auto
             has the fastest of what they find, and of plans that do not depend on the limit.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
-            about a second, a few where memory binds or several chunks are planned (auto asks all planners: up to tens). A number
-            that divides another never gives terapipe a slower plan than the other.
+            a second or two, up to about five where memory binds or several chunks are planned (auto asks all planners: up to
+            tens). A number that divides another never gives terapipe a slower plan than the other.
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.

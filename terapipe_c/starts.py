@@ -130,8 +130,8 @@ def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...]
 
 def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: int) -> list[tuple[Micro, ...]]:
     """Where the search starts: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid),
-    whole sequences, whole batches. Of several chunks a pipeline fills as fast as one of fewer stages: sum + (ranks - 1) / chunks
-    max."""
+    whole sequences, whole batches, fewer slices where the pipeline is full. Of several chunks a pipeline fills as fast as one of
+    fewer stages: sum + (ranks - 1) / chunks max."""
     costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks, judge.mean_message_s(0.0))
     stages = 1 - (1 - judge.ranks) // judge.chunks
     seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
@@ -150,7 +150,20 @@ def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: in
         if parts * unit <= seq_len < parts * coarser:
             lengths = tuple(n * unit for n in equal_lengths(seq_len // unit, parts))
             seeds.append(((1, lengths),) * batch)
-    return list(dict.fromkeys(seeds))
+    return list(dict.fromkeys([*seeds, *_fine_at_the_ends(judge, seeds, batch, seq_len, unit)]))
+
+
+def _fine_at_the_ends(judge: Judge, seeds: Sequence[tuple[Micro, ...]], batch: int, seq_len: int,
+                      unit: int) -> list[tuple[Micro, ...]]:
+    """The optima's slices where the pipeline fills, or fills and drains, and halves in between, where nobody waits for less: of one
+    stage a rank."""
+    if judge.chunks > 1 or judge.ranks == 1 or 2 * unit > seq_len:
+        return []
+    halves = tuple(n * unit for n in equal_lengths(seq_len // unit, 2))
+    fine = [s[0] for s in seeds if s == (s[0],) * batch and s[0][0] == 1 and len(s[0][1]) > 2][:2]
+    some, half = judge.ranks - 1, judge.ranks // 2
+    return [(f,) * first + ((1, halves),) * (batch - first - last) + (f,) * last
+            for f in fine for first, last in ((some, 0), (half, half)) if first + last < batch]
 
 
 def estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import subprocess
 import sys
 
 import numpy as np
@@ -469,6 +470,25 @@ def test_highs_agrees_where_steps_are_microseconds(tmp_path) -> None:
         solver.readModel(str(path))
         solver.run()
         assert _makespan(solver) <= ours.step_time_s * (1 + 1e-6)
+
+
+def test_highs_solves_after_others_have_run_it_with_more_threads() -> None:
+    """A process has one number of them: it solved nothing, and that was told as a lack of time."""
+    pytest.importorskip("highspy")
+    script = """import highspy, terapipe_c as tp
+solver = highspy.Highs()
+solver.setOptionValue("output_flag", False)
+solver.setOptionValue("threads", 2)
+solver.addVar(0.0, 1.0)
+solver.changeColCost(0, -1.0)
+solver.run()
+assert solver.getObjectiveValue() == -1.0
+layers = [{"name": "body", "count": 6, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 1.0,
+           "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 1.0}]}]
+print(tp.planners.bmpipe_highs(layers, 2, 4, 100.0).step_time_s)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and float(done.stdout.split()[-1]) == 45.0, done.stdout + done.stderr
 
 
 def test_few_partitions_are_all_looked_at() -> None:

@@ -115,7 +115,10 @@ def _solve(
         known = highspy.HighsSolution()
         known.col_value = list(start)
         solver.setSolution(known)
-    solver.run()
+    if solver.run() == highspy.HighsStatus.kError:  # the process has run HiGHS with another number of threads, which stays
+        solver.setOptionValue("threads", 0)
+        if solver.run() == highspy.HighsStatus.kError:
+            raise _core.Error(f"HiGHS failed: {solver.modelStatusToString(solver.getModelStatus())}")
     status, info = solver.getModelStatus(), solver.getInfo()
     if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
         return None, float("inf")
