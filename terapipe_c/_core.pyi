@@ -209,6 +209,7 @@ def plan_layers(
     bandwidth_Bps: float,
     arrays: tuple[Any, ...],
     published: bool,
+    exhaustive: bool = False,
 ) -> tuple[Any, ...]: ...
 
 # ---- AutoPipe (csrc/py/autopipe.c) ---------------------------------------------------------------------------------------

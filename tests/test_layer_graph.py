@@ -133,6 +133,8 @@ def test_both_planners_against_enumeration() -> None:
             missed += 1  # its heuristic found no variants that fit
             continue
         check_plan(graph, published)
+        whole = piper(graph, exhaustive=True)
+        assert whole.stages == published.stages and whole.time_per_sample_s == published.time_per_sample_s, i
         assert not published.optimal and published.time_per_sample_s >= want * (1 - 1e-12), i
         slower += published.time_per_sample_s > want * (1 + 1e-9)
     print(f"1200 graphs, {feasible} feasible; Piper slower on {slower}, without a plan on {missed}")

@@ -5,7 +5,7 @@
  * The first is a falling staircase in s and the second rises, so only the s at which the first drops are tried (the authors'
  * FASTER_DP_IMPLEMENTATION), and the result is made a staircase again.
  *
- * Ours is what spares pairs: stages that take longer than a cap, by a floor under their times, are passed over. A plan within the
+ * Ours is what spares pairs, where not all are asked for: stages that take longer than a cap, by a floor under their times, are passed over. A plan within the
  * cap is what the whole table would have given: none of its stages, nor of those that tie with them, was passed over. Where there
  * is none the cap grows. Of K stages of a chain about one pair in K / 2 is left, and those are the short ones; stages of like nodes
  * are solved once. */
@@ -329,7 +329,7 @@ tick_of(const tp_layer_graph *g)
 }
 
 static tp_status
-piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
+piper_in(tp_arena *arena, const tp_layer_graph *graph, int exhaustive, tp_layer_plan *plan)
 {
     piper p = {0};
     void *memory = NULL;
@@ -350,14 +350,15 @@ piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
     TP_TRY(tp_arena_take(arena, (size_t)p.space.reach + 2, sizeof *p.time, &memory));
     p.own_time = memory;
     int64_t cells = (int64_t)rows * p.s_stride;
-    TP_TRY(tp_layer_alike_open(&p.space, p.space.degrees * p.space.replicas * (p.space.reach + 2), cells > KEPT ? cells : KEPT,
-                               &p.alike));
+    if (!exhaustive)
+        TP_TRY(tp_layer_alike_open(&p.space, p.space.degrees * p.space.replicas * (p.space.reach + 2), cells > KEPT ? cells : KEPT,
+                                   &p.alike));
     TP_TRY(lay_floor(&p));
     int i = p.space.count - 1, k = graph->devices, s = p.space.reach;
     double least = least_plan(&p);
     int may_fit = 1;
     for (int round = 0; round == 0 || (may_fit && p.passed && !(row_of(&p, i, k)[s] <= p.cap)); round++) {
-        p.cap = round < ROUNDS ? cap_of_round[round] * least : INFINITY;
+        p.cap = round < ROUNDS && !exhaustive ? cap_of_round[round] * least : INFINITY;
         TP_TRY(fill_table(&p));
         if (round == 0 && !(row_of(&p, i, k)[s] < INFINITY))
             TP_TRY(tp_layer_may_fit(&p.space, &may_fit));
@@ -377,14 +378,14 @@ piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
 }
 
 tp_status
-tp_plan_piper(const tp_layer_graph *graph, tp_layer_plan *out)
+tp_plan_piper(const tp_layer_graph *graph, int exhaustive, tp_layer_plan *out)
 {
     int64_t start = tp_clock_ns();
     *out = (tp_layer_plan){0};
     TP_TRY(tp_layer_graph_check(graph));
     tp_arena arena;
     TP_TRY(tp_arena_open(&arena));
-    tp_status status = piper_in(&arena, graph, out);
+    tp_status status = piper_in(&arena, graph, exhaustive, out);
     tp_arena_close(&arena);
     out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
     return status;

@@ -53,10 +53,12 @@ tp_layer_graph_check(const tp_layer_graph *graph);
 
 /* Piper's dynamic programme as published (section 4, with the authors' speed-up over the sums of replicas at which a value
  * drops) and their knapsack heuristic: from the fastest variants, the exchanges of least time per byte until it fits.
+ * exhaustive: of all pairs of downsets every stage is solved, as theirs does; 0: those that the best plan cannot have are passed
+ * over, and like ones solved once: the same plan, sooner.
  * O(downsets^2 devices^2) time, O(downsets devices min(devices, micro_batches)) memory. End with tp_layer_plan_free.
  * EVALUE, EMEMORY, EINFEASIBLE naming the bytes short. */
 TP_MUST_USE tp_status
-tp_plan_piper(const tp_layer_graph *graph, tp_layer_plan *out);
+tp_plan_piper(const tp_layer_graph *graph, int exhaustive, tp_layer_plan *out);
 
 /* The least time per sample of the same model, exact, variants chosen exactly: never slower than tp_plan_piper.
  * For a threshold on the time per sample, the Pareto front of (replicas, devices) for each downset says whether a plan

@@ -65,22 +65,22 @@ check_sizes(const Py_buffer *view, tp_layer_graph *graph)
     return -1;
 }
 
-PyDoc_STRVAR(plan_layers_doc, "plan_layers($module, /, nodes, devices, micro_batches, memory_bytes, bandwidth_Bps, arrays, published)\n"
-                              "--\n\narrays: from, to, edge_bytes, node, degree, time_s, param_bytes, memory_a, memory_b, sync.");
+PyDoc_STRVAR(plan_layers_doc, "plan_layers($module, /, nodes, devices, micro_batches, memory_bytes, bandwidth_Bps, arrays, published, "
+                              "exhaustive=False)\n--\n\narrays: from, to, edge_bytes, node, degree, time_s, param_bytes, memory_a, memory_b, sync.");
 static PyObject *
 plan_layers(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"nodes", "devices", "micro_batches", "memory_bytes", "bandwidth_Bps", "arrays", "published", NULL};
+    static char *names[] = {"nodes", "devices", "micro_batches", "memory_bytes", "bandwidth_Bps", "arrays", "published", "exhaustive", NULL};
     static const char formats[ARRAYS + 1] = "iidiiddddd";
     static const char *const what[] = {"from", "to", "edge_bytes", "node", "degree", "time_s", "param_bytes", "memory_a",
                                        "memory_b", "sync"};
     PyObject *arrays, *result = NULL;
-    int published, open = 0;
+    int published, exhaustive = 0, open = 0;
     tp_layer_graph graph = {0};
     Py_buffer view[ARRAYS];
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiddO!p:plan_layers", names, &graph.nodes, &graph.devices,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiddO!p|p:plan_layers", names, &graph.nodes, &graph.devices,
                                      &graph.micro_batches, &graph.memory_bytes, &graph.bandwidth_Bps, &PyTuple_Type, &arrays,
-                                     &published))
+                                     &published, &exhaustive))
         return NULL;
     if (PyTuple_GET_SIZE(arrays) != ARRAYS)
         return tp_py_invalid_value("%zd arrays: %d are needed", PyTuple_GET_SIZE(arrays), (int)ARRAYS);
@@ -94,7 +94,7 @@ plan_layers(PyObject *module, PyObject *args, PyObject *keywords)
         graph.sync_bytes = view[SYNC].buf;
         tp_py_away away;
         tp_py_leave(&away);
-        tp_status status = tp_py_back(&away, published ? tp_plan_piper(&graph, &plan) : tp_plan_layers(&graph, &plan));
+        tp_status status = tp_py_back(&away, published ? tp_plan_piper(&graph, exhaustive, &plan) : tp_plan_layers(&graph, &plan));
         result = status == TP_OK ? plan_object(&graph, &plan) : tp_py_raise(tp_py_module_state(module), status);
         tp_layer_plan_free(&plan);
     }

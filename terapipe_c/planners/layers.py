@@ -21,7 +21,7 @@ from .. import _core
 from .._files import loads, no_folder, path_of
 from ..config import brief, human_seconds
 from .answer import Answer
-from .arguments import FloatArray, array, integer, number
+from .arguments import FloatArray, array, flag, integer, number
 
 __all__ = ["LayerEdge", "LayerGraph", "LayerNode", "LayerPlan", "LayerStage", "LayerVariant", "layer_graph", "load_piper",
            "parallel_layers", "piper"]  # fmt: skip
@@ -248,7 +248,7 @@ def _pack(graph: LayerGraph) -> _Packed:
     return arrays, variants
 
 
-def _plan(graph: LayerGraph, published: bool) -> LayerPlan:
+def _plan(graph: LayerGraph, published: bool, exhaustive: bool = False) -> LayerPlan:
     if not isinstance(graph, LayerGraph):
         raise _core.InvalidTypeError(
             f"graph is {type(graph).__name__}: a LayerGraph (load_piper(path) or layer_graph(...)) would be right"
@@ -262,6 +262,7 @@ def _plan(graph: LayerGraph, published: bool) -> LayerPlan:
         number(graph.bandwidth_Bps, "bandwidth_Bps"),
         arrays,
         published,
+        exhaustive,
     )
     rows, stage_of, chosen, time_s, bound_s, optimal, downsets, pairs, searches, knapsacks, seconds = found
     members: list[list[int]] = [[] for _ in rows]
@@ -276,13 +277,15 @@ def _plan(graph: LayerGraph, published: bool) -> LayerPlan:
     )
 
 
-def piper(graph: LayerGraph) -> LayerPlan:
+def piper(graph: LayerGraph, *, exhaustive: bool = False) -> LayerPlan:
     """Piper's dynamic programme as published (NeurIPS 2021, section 4): over downsets, devices and sums of replicas, with the
     authors' knapsack heuristic for the variants. Its memory grows with downsets x devices^2 x 18 bytes at most.
 
-    graph: of :func:`load_piper`, :func:`layer_graph` or made by hand; seconds of a micro-batch, bytes. InvalidValueError or
-    InvalidTypeError name the node, variant or edge; InfeasibleError the bytes that are short."""
-    return _plan(graph, True)
+    graph: of :func:`load_piper`, :func:`layer_graph` or made by hand; seconds of a micro-batch, bytes. exhaustive: solve all
+    stages, as the authors' programme does; otherwise those that the best plan cannot have are passed over, and like ones solved
+    once: the same plan, sooner. InvalidValueError or InvalidTypeError name the node, variant or edge; InfeasibleError the bytes
+    that are short."""
+    return _plan(graph, True, flag(exhaustive, "exhaustive"))
 
 
 def parallel_layers(graph: LayerGraph) -> LayerPlan:

@@ -132,7 +132,7 @@ check_graph(int round)
         tp_layer_plan plan;
         tp_deadline_count(1);
         tp_deadline_set(stop);
-        tp_status status = tp_plan_piper(&graph, &plan);
+        tp_status status = tp_plan_piper(&graph, 0, &plan);
         tp_deadline_set(0);
         tp_deadline_count(0);
         tp_layer_plan_free(&plan);
@@ -146,7 +146,7 @@ check_graph(int round)
         for (int which = 0; which < 2; which++) {
             tp_layer_plan plan;
             tp_heap_fail_after(fail);
-            tp_status status = which ? tp_plan_piper(&graph, &plan) : tp_plan_layers(&graph, &plan);
+            tp_status status = which ? tp_plan_piper(&graph, 0, &plan) : tp_plan_layers(&graph, &plan);
             tp_heap_fail_after(0);
             if (status == TP_OK)
                 time[which] = plan.time_per_sample_s;

@@ -93,7 +93,7 @@ layers(int which, double *answer)
                             .degree = degree, .time_s = time_s, .param_bytes = param, .memory_a = a, .memory_b = b,
                             .sync_bytes = sync};
     tp_layer_plan plan;
-    tp_status status = which ? tp_plan_layers(&graph, &plan) : tp_plan_piper(&graph, &plan);
+    tp_status status = which ? tp_plan_layers(&graph, &plan) : tp_plan_piper(&graph, 0, &plan);
     *answer = plan.time_per_sample_s;
     tp_layer_plan_free(&plan);
     return status;
