@@ -122,7 +122,7 @@ def layer_graphs(repeats: int, piper_repeats: int) -> list[dict[str, Any]]:
         print(f"{layers} layers, {devices} devices of {memory_bytes / 1e9:g} GB: {ours.time_per_sample_s * 1e3:.5f} ms a sample "
               f"(Piper {theirs.time_per_sample_s * 1e3:.5f}), CPU {our_times['cpu_median_s'] * 1e3:.1f} ms against "
               f"{their_times['cpu_median_s']:.2f} s: {ratio:.0f} times faster (wall {our_times['median_s'] * 1e3:.1f} ms, "
-              f"{their_times['median_s']:.2f} s); Piper's with pairs spared {spared_times['cpu_median_s'] * 1e3:.0f} ms")  # fmt: skip
+              f"{their_times['median_s']:.2f} s); where Piper's spares pairs {spared_times['cpu_median_s']:.2f} s")  # fmt: skip
     return rows
 
 

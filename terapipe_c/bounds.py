@@ -25,6 +25,7 @@ AT_ONCE = "gpipe", "1f1b", "seq1f1b", "interleaved"   #: schedules whose W are b
 
 _GROUPS = 256           # micro-batch sizes that are looked at; where there are more nothing is said of the work
 _HALVINGS = 40          # of an interval that holds a bound
+_LARGEST = 1e15         # times a block's seconds, of what is besides, beyond which nothing is said
 
 
 @dataclass(frozen=True)
@@ -273,9 +274,15 @@ def order_bound_s(request: Request, name: str, ranks: int, chunks: int) -> float
     judge, cluster, micros = request.judge(ranks), request.cluster, len(slicing)
     each = [kind_seconds(judge, slicing, phase) for phase in PHASES]
     seconds = np.array([[of_kind[kind] / micros for of_kind in each] for kind in KINDS])
+    if costs.head_pass is not None:                            # F and I may leave weight gradients of their rows to others
+        head = seconds[KINDS.index("head")]
+        head[:2] = np.maximum(0.0, head[:2] - costs.head_pass[2] * request.seq_len)
     byte_s = min(costs.byte_s, 1 / cluster.link_bandwidth_Bps) if cluster.tells_nodes_apart else costs.byte_s
     message = least_latency_s(request) + byte_s * costs.element_bytes * request.model.n_embd * request.seq_len
-    found = _core.partition_bound(ORDERS[name], ranks, chunks, micros, request.model.n_layer, seconds, costs.overhead_s,
-                                  message if ranks > 1 else 0.0)
+    unit = float(seconds.max())
+    least = np.array([costs.overhead_s, message if ranks > 1 else 0.0]) / (unit or 1.0)
+    if not (0.0 < unit < np.inf and least.max() < _LARGEST):
+        return 0.0
+    found = unit * _core.partition_bound(ORDERS[name], ranks, chunks, micros, request.model.n_layer, seconds / unit, *least.tolist())
     ring = float(replace(request, replicas=request.replicas).link(ranks).seconds(0.0))
     return found * (1 - 1e-12) + chunks * (costs.optimizer_stage_s + ring)

@@ -10,8 +10,9 @@ not limited, but for the order: what a search ends with neither more memory nor 
 What is named: every planner, for this request as it is, and with every schedule and every number of chunks that the request leaves
 open (:func:`by_name`); bpipe and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each is a
 candidate unless its bound says that it cannot win, whatever the limits of work, so that the result is never slower than any of
-them. Where ``stages`` or ``data_parallel`` are left open terapipe searches every configuration, too, with every schedule: no limit
-but its bound leaves one out, and what is looked at besides does not depend on the limit of memory, so that more of it never hurts.
+them. Where ``stages`` or ``data_parallel`` are left open terapipe searches every configuration, too (numbers of ranks that divide
+the devices', their halves, and all up to 16; up to four chunks), with every schedule: no limit but its bound leaves one out, and
+what is looked at besides does not depend on the limit of memory, so that more of it never hurts.
 Not promised is to beat a plan for which ``granularity``, ``partition`` or ``slicing`` was given to the other planner alone, or
 ``data_parallel`` to a paper's: given values are kept, and a finer grid or a cut made by hand is another request; a given partition
 without chunks has a stage for every rank, whatever schedules of several stages would make of it. Nor one for which ``recompute``
@@ -64,7 +65,7 @@ __all__ = ["plan_jointly"]
 _CHUNKS = (1, 2, 3, 4)   # of configurations that are looked at; what a planner can be asked by name has all others, too
 _WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of configurations
 _LOOK = 6_000_000       # of one configuration, for each of its schedules
-_EVERY = 16             # ranks up to which each number of them is looked at
+_EVERY = 16             # ranks up to which every number of them is looked at
 _GLIMPSE = 5_000_000    # ticks of a descent from the quick plan of a schedule: which of them to search first
 _GLIMPSES = 50_000_000  # of all those descents
 _LITTLE = 10_000_000    # ticks of all quick plans below which everything will be searched, in whatever order
@@ -103,7 +104,7 @@ def _numbers_of_ranks(request: Request, chunks: int, replicas: int) -> list[int]
     devices = request.cluster.num_devices
     most = max(1, min(devices // replicas, request.model.num_blocks // chunks))
     halves = {most >> i for i in range(most.bit_length())}
-    return sorted(halves | {n for n in range(1, most + 1) if devices % n == 0 or most <= _EVERY}, reverse=True)
+    return sorted(halves | {n for n in range(1, most + 1) if devices % n == 0 or n <= _EVERY}, reverse=True)
 
 
 def _configurations(request: Request, refused: dict[str, str]) -> list[_Configuration]:
@@ -426,8 +427,10 @@ class _Search:
         """What a planner of whole sequences is asked for has another bound, which is looked for where the others say nothing."""
         r = task.asked
         if r.planner != "terapipe" and r.schedules[0] in AT_ONCE:
-            for ranks in task.within(self.seconds).ranks if not late() else ():
+            for ranks in task.within(self.seconds).ranks:
                 key = r.schedules[0], ranks, r.chunks
+                if late():
+                    break
                 if key not in self.order:
                     self.order[key] = order_bound_s(r, *key)
                 task.bounds[ranks] = max(task.bounds[ranks], self.order[key])

@@ -209,7 +209,7 @@ tighten(bound *b)
     for (int j = 0; j < values; j++)
         b->best[j] = (double)b->asked->layers / b->stages;
     best_s = add_path(b, b->best);
-    while (b->count > 0 && b->count < PATHS && !tp_deadline_told()) {
+    while (b->count > 0 && b->count < PATHS && !tp_deadline_late()) {
         if (tp_bmpipe_lp_solve(&b->lp) != 1)
             break;
         tp_bmpipe_lp_read(&b->lp, b->x, b->multiplier);

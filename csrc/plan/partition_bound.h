@@ -17,8 +17,8 @@ typedef struct {
 
 /* A proven lower bound in seconds on the schedule's makespan, updates left out, over all partitions with a block on every stage:
  * the linear relaxation of PLANNERS.md 4.3 by cutting planes, whose multipliers weigh paths; the bound is evaluated from the
- * weights alone. 0 where there was no time for any, and of over 4096 stages. EVALUE: as tp_program_build; a number that is negative or not finite; fewer
- * blocks than stages. EMEMORY. */
+ * weights alone. 0 where the thread was told to stop, and of over 4096 stages; less where time is up. EVALUE: as
+ * tp_program_build; a number that is negative or not finite; fewer blocks than stages. EMEMORY. */
 TP_MUST_USE tp_status
 tp_partition_bound(const tp_partition_question *question, double *bound_s);
 

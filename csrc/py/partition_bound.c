@@ -21,9 +21,10 @@ partition_bound(PyObject *module, PyObject *args, PyObject *keywords)
                                      &q.layers, &seconds, &q.fixed_s, &q.comm_s) ||
         tp_py_view(seconds, 'd', 2, 0, "seconds", &view) < 0)
         return NULL;
-    if (view.len != (Py_ssize_t)sizeof q.seconds) {
+    if (view.shape[0] != TP_BLOCK_KINDS || view.shape[1] != TP_COST_PHASES) {
         PyBuffer_Release(&view);
-        return tp_py_invalid_value("seconds has %zd bytes: [4, 3] of float64 would be right", view.len);
+        return tp_py_invalid_value("seconds is [%zd, %zd]: [%d, %d] would be right", view.shape[0], view.shape[1],
+                                   (int)TP_BLOCK_KINDS, (int)TP_COST_PHASES);
     }
     memcpy(q.seconds, view.buf, sizeof q.seconds);
     PyBuffer_Release(&view);
