@@ -77,7 +77,7 @@ search_exact(tp_arena *arena, tp_stage_search *q, int *boundary)
 {
     tp_stages_take(q->stages, 0, boundary); /* the goal is the pivot's: its other end */
     tp_stage_try(q, boundary, q->best_s);
-    tp_stage_descend(q, boundary);
+    tp_stage_descend(q, boundary, TP_STAGE_DESCENT);
     return tp_stage_branch(arena, q);
 }
 

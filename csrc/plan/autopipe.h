@@ -32,7 +32,8 @@ typedef struct {
  *   EXACT      least makespan over all partitions that fit. Branch and bound over the boundaries, the first stage first, from
  *              the pivot plan and its descent; what is left out cannot be better: no plan uses the boundary within the stage
  *              bounds (tp_stages_narrow), or a path through the stages fixed so far is too long (csrc/plan/stages.h), or
- *              those stages are, simulated with the rest as a mere delay (tp_f1b_bound).
+ *              those stages are, simulated with the rest as a mere delay (tp_f1b_bound), or the stages before and those behind
+ *              delay a stage too long at the least (tp_stage_prove: where the others leave much, as with few micro-batches).
  *   HEURISTIC  the paper's search as PLANNERS.md 2.3 and 2.4 resolve it.
  *   PIVOT      least largest path bound (csrc/plan/stages.h): a plan and a lower bound in microseconds.
  *   BALANCED   the paper's Algorithm 1 alone: least largest f + b. */
@@ -41,7 +42,8 @@ typedef enum { TP_AUTOPIPE_EXACT, TP_AUTOPIPE_HEURISTIC, TP_AUTOPIPE_PIVOT, TP_A
 typedef struct {
     double time_limit_s; /* EXACT and HEURISTIC stop there with what they have; 0: none */
     int64_t effort;      /* the same after so many steps, which do not depend on the machine (some 3e8 a second here): an
-                            evaluation of k of p stages takes 2 (p + m) (k / 4 + 8), a node k; 0: none */
+                            evaluation of k of p stages takes 2 (p + m) (k / 4 + 8), a node k, a way through
+                            a stage of tp_stage_prove m^2 / 16 and more; 0: none */
 } tp_autopipe_limits;
 
 typedef struct {

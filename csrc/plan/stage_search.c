@@ -73,15 +73,16 @@ shift(tp_stage_search *q, int *boundary, int a, int b, int by)
 }
 
 void
-tp_stage_descend(tp_stage_search *q, int *boundary)
+tp_stage_descend(tp_stage_search *q, int *boundary, int64_t steps)
 {
     int p = q->stages->stages, better = 1;
+    int64_t until = q->effort + steps;
     memcpy(boundary, q->best, ((size_t)p + 1) * sizeof *boundary);
     while (better) {
         better = 0;
         for (int run = 1; run < p; run++)
             for (int a = 1; a + run <= p; a++) {
-                if (tp_stage_goal(q) <= q->bound_s || tp_stage_stop(q))
+                if (tp_stage_goal(q) <= q->bound_s || q->effort >= until || tp_stage_stop(q))
                     return;
                 q->effort += 2;
                 while (shift(q, boundary, a, a + run - 1, 1))
@@ -94,9 +95,12 @@ tp_stage_descend(tp_stage_search *q, int *boundary)
 
 /* ---- branch and bound ---------------------------------------------------------------------------------------------------- */
 
+enum { PATIENCE = 300000 }; /* steps before a proof is tried: where few branches are left, they are done by then */
+
 typedef struct {
     tp_stage_search *q;
     double goal;
+    int64_t steps; /* of a descent */
     int *boundary, *next, *scratch; /* [stages + 1]: the plan so far; the next end to try for each stage */
     /* [stages][stages] by depth and pivot: E(pivot, depth); the largest first and second excursion so far (m <= p - pivot:
      * the largest whole, and 0) */
@@ -178,13 +182,13 @@ prefix_stays(tree *t, int k)
     return tp_f1b_bound(&t->q->f1b, k, rest, t->goal) <= t->goal;
 }
 
-static void
-branch(tree *t)
+/* On from stage k, the branch at hand, until there are no more or so many steps are done: the stage then, -1 for none. */
+static int
+branch(tree *t, int k, int64_t steps)
 {
     const tp_stages *s = t->q->stages;
-    int k = 0;
-    enter(t, 0);
-    while (k >= 0 && t->goal >= 0.0 && !tp_stage_stop(t->q)) {
+    int64_t until = t->q->effort + steps;
+    while (k >= 0 && t->goal >= 0.0 && t->q->effort < until && !tp_stage_stop(t->q)) {
         int to = t->next[k];
         if (to <= t->boundary[k] || to < s->first[k + 1]) {
             k--;
@@ -200,17 +204,18 @@ branch(tree *t)
             if (prefix_stays(t, k))
                 enter(t, ++k);
         } else if (tp_stage_try(t->q, t->boundary, t->goal) <= t->goal) {
-            tp_stage_descend(t->q, t->scratch);
+            tp_stage_descend(t->q, t->scratch, t->steps);
             set_goal(t);
         }
     }
+    return t->goal >= 0.0 ? k : -1;
 }
 
 tp_status
 tp_stage_branch(tp_arena *arena, tp_stage_search *q)
 {
     size_t p = (size_t)q->stages->stages;
-    tree t = {.q = q};
+    tree t = {.q = q, .steps = TP_STAGE_DESCENT};
     void *ints = NULL, *doubles = NULL;
     set_goal(&t);
     if (t.goal >= 0.0) {
@@ -225,7 +230,17 @@ tp_stage_branch(tp_arena *arena, tp_stage_search *q)
         t.forward_s = t.up_s + p * p;
         t.backward_s = t.forward_s + p;
         t.base_s = t.backward_s + p;
-        branch(&t);
+        int done = 0;
+        enter(&t, 0);
+        int k = branch(&t, 0, PATIENCE);
+        if (k >= 0 && !q->stopped)
+            TP_TRY(tp_stage_prove(arena, q, &done));
+        if (k >= 0 && !done) { /* too large for that: all of the descent, and the branches left */
+            t.steps = INT64_MAX / 2;
+            tp_stage_descend(q, t.scratch, t.steps);
+            set_goal(&t);
+            branch(&t, k, INT64_MAX / 2);
+        }
     }
     if (!q->stopped)
         q->bound_s = fmax(q->bound_s, tp_stage_goal(q));

@@ -28,19 +28,28 @@ tp_stage_effort(const tp_stages *s, int stages)
 {
     return (int64_t)2 * (s->stages + s->micros) * (stages / 4 + 8);
 }
+
+/* Steps of a descent before there is a proof: what is better still, the proof finds sooner than more of it would. */
+enum { TP_STAGE_DESCENT = 100000 };
+
 /* The makespan; +inf where it is more than limit_s. A strictly better one becomes the best plan. */
 double
 tp_stage_try(tp_stage_search *q, const int *boundary, double limit_s);
 /* Has a limit been reached? */
 int
 tp_stage_stop(tp_stage_search *q);
-/* From the best plan: boundaries a .. b together one block up or down, for all a <= b, until none helps.
- * boundary: [stages + 1] scratch. */
+/* From the best plan: boundaries a .. b together one block up or down, for all a <= b, until none helps
+ * or so many steps are done. boundary: [stages + 1] scratch. */
 void
-tp_stage_descend(tp_stage_search *q, int *boundary);
+tp_stage_descend(tp_stage_search *q, int *boundary, int64_t steps);
 /* Branch and bound from the best plan: bound_s is the best makespan, less ties, unless a limit stopped it. */
 TP_MUST_USE tp_status
 tp_stage_branch(tp_arena *arena, tp_stage_search *q);
+/* On from the best plan, within the windows of its goal (tp_stages_narrow): the best there is, unless a limit stopped it.
+ * *done 0: it gave up, for the problem is too large; what it has found is right all the same. bound_s rises to what it knows
+ * by then (csrc/plan/stage_proof.c). */
+TP_MUST_USE tp_status
+tp_stage_prove(tp_arena *arena, tp_stage_search *q, int *done);
 /* The paper's search (csrc/plan/stage_heuristic.c). */
 TP_MUST_USE tp_status
 tp_stage_heuristic(tp_arena *arena, tp_stage_search *q);

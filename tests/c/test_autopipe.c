@@ -1,5 +1,6 @@
 /* AutoPipe's planners: the evaluation of 1F1B bit for bit against a fixed point over the stages, the bound of its first
- * stages, plans against enumeration with and without memory, and every allocation failing once. */
+ * stages, heads and tails cut anywhere, plans and proofs against enumeration with and without memory, and every allocation
+ * failing once. */
 #include "csrc/plan/autopipe.h"
 
 #include <math.h>
@@ -8,11 +9,14 @@
 
 #include "csrc/base/deadline.h"
 #include "csrc/base/mem.h"
+#include "csrc/plan/stage_response.h"
+#include "csrc/plan/stage_search.h"
 #include "tests/c/check.h"
 
 enum { P = 9, M = 14, N = 10 };
 
 static uint64_t seed = 1;
+static int proofs, better; /* of check_proof: how many were asked for; where the pivot's plan is not the best */
 
 static int
 pick(int count)
@@ -110,6 +114,45 @@ check_evaluation(void)
     tp_arena_close(&arena);
 }
 
+/* A head, a stage and a tail make the makespan, wherever the stage is; with what they do at least, no more. */
+static void
+check_responses(void)
+{
+    pipeline x = {.p = 1 + pick(P), .m = 1 + pick(M), .blocking = pick(2), .c = 0.37 * pick(3)};
+    double heads[P + 1][3 * M + 1], tails[P + 1][M * M], scratch[2 * M];
+    tp_response_stage s[P];
+    for (int k = 0; k < x.p; k++) {
+        x.f[k] = 0.1 * pick(30);
+        x.b[k] = 0.13 * pick(30);
+        s[k] = (tp_response_stage){.micros = x.m,
+                                   .lead = tp_response_lead(x.p, x.m, k),
+                                   .lead_before = tp_response_lead(x.p, x.m, k - 1),
+                                   .lead_behind = tp_response_lead(x.p, x.m, k + 1),
+                                   .forward_s = x.f[k] + (x.blocking && k > 0 ? x.c : 0.0),
+                                   .backward_s = x.b[k] + (x.blocking && k < x.p - 1 ? x.c : 0.0),
+                                   .lag_s = x.blocking ? 0.0 : x.c};
+    }
+    tp_response_head_empty(x.m, heads[0]);
+    for (int k = 0; k < x.p - 1; k++)
+        tp_response_head(&s[k], heads[k], heads[k + 1], scratch);
+    for (int i = 0; i < x.m * x.m; i++)
+        tails[x.p][i] = -INFINITY;
+    for (int k = x.p - 1; k > 0; k--)
+        tp_response_tail(&s[k], tails[k + 1], 0, tails[k], scratch);
+    double want = fixed_point(&x), share = 0.5 + 0.05 * pick(10);
+    for (int k = 0; k < x.p; k++) {
+        double got = tp_response_makespan(&s[k], heads[k], tails[k + 1], INFINITY, scratch);
+        CHECK(fabs(got - want) <= 1e-13 * want);
+        got = tp_response_makespan(&s[k], heads[k], tails[k + 1], share * want, scratch);
+        CHECK(got >= share * want && got <= want * (1.0 + 1e-13));
+        s[k].forward_s *= share;
+        if (k > 0) { /* the lesser of two tails */
+            tp_response_tail(&s[k], tails[k + 1], 1, tails[k], scratch);
+            CHECK(tp_response_makespan(&s[k - 1], heads[k - 1], tails[k], INFINITY, scratch) <= want * (1.0 + 1e-13));
+        }
+    }
+}
+
 typedef struct {
     double f[N], b[N], fixed[N], kept[N], transient[N], limit[P];
     tp_stage_memory memory;
@@ -180,6 +223,35 @@ check_plans(void)
     }
 }
 
+/* tp_stage_prove finds the best plan from the pivot's, which is mostly worse, and says so of it. */
+static void
+check_proof(void)
+{
+    instance x;
+    tp_arena arena;
+    tp_stages stages;
+    int boundary[N + 1], best[N + 1], done = 0;
+    tp_stage_search q = {.stages = &stages, .best = best, .best_s = INFINITY};
+    make_instance(&x);
+    const tp_stage_problem *p = &x.problem;
+    pipeline line = {.p = p->stages, .m = p->micros, .blocking = p->blocking, .c = p->comm_s};
+    double want = enumerate(&x, &line, 0, 0);
+    if (isinf(want))
+        return;
+    MUST(tp_arena_open(&arena) == TP_OK && tp_stages_open(&arena, p, &stages) == TP_OK);
+    MUST(tp_f1b_open(&arena, p->stages, p->micros, p->comm_s, p->blocking, &q.f1b) == TP_OK);
+    tp_stages_pivot(&stages, boundary, &q.bound_s);
+    double pivot_s = tp_stage_try(&q, boundary, INFINITY), bound_s = q.bound_s;
+    if (tp_stage_goal(&q) > q.bound_s && tp_stages_narrow(&stages, tp_stage_goal(&q))) {
+        CHECK(tp_stage_prove(&arena, &q, &done) == TP_OK && done);
+        CHECK(q.bound_s >= bound_s && q.bound_s <= want);
+    }
+    CHECK(q.best_s == want && pivot_s >= want);
+    proofs += done;
+    better += pivot_s > want;
+    tp_arena_close(&arena);
+}
+
 static void
 check_faults(void)
 {
@@ -220,6 +292,11 @@ main(void)
         check_evaluation();
     for (int i = 0; i < 1500; i++)
         check_plans();
+    for (int i = 0; i < 2000; i++)
+        check_responses();
+    for (int i = 0; i < 5000; i++)
+        check_proof();
+    CHECK(proofs > 400 && better > 150);
     for (int i = 0; i < 20; i++)
         check_faults();
     if (failures > 0)
