@@ -283,6 +283,7 @@ def order_bound_s(request: Request, name: str, ranks: int, chunks: int) -> float
     least = np.array([costs.overhead_s, message if ranks > 1 else 0.0]) / (unit or 1.0)
     if not (0.0 < unit < np.inf and least.max() < _LARGEST):
         return 0.0
-    found = unit * _core.partition_bound(ORDERS[name], ranks, chunks, micros, request.model.n_layer, seconds / unit, *least.tolist())
+    found = unit * _core.partition_bound(ORDERS[name], ranks, chunks, micros, request.model.n_layer, seconds / unit,
+                                         *least.tolist())
     ring = float(replace(request, replicas=request.replicas).link(ranks).seconds(0.0))
     return found * (1 - 1e-12) + chunks * (costs.optimizer_stage_s + ring)

@@ -103,7 +103,7 @@ def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
     they start together one hides what another has."""
     best: Candidate | None = None
     given = judge.rival_s
-    ways = [request.schedules, *((name,) for name in request.schedules if len(request.schedules) > 1)]
+    ways = [request.schedules, *((name,) for name in request.schedules if request.each_alone and len(request.schedules) > 1)]
     for i, names in enumerate(ways):
         judge.rival_s = given if best is None else min(given, best.seconds)
         with share(2 / (len(ways) - i + 1)):

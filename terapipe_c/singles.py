@@ -184,11 +184,12 @@ def _at_once(request: Request) -> Found | None:
 
 
 def recomputing(request: Request) -> Iterator[tuple[str, Found | Error]]:
-    """(what, plan or why there is none) of the terapipe planner where it is told to recompute: the other planners' plans of whole
-    sequences are among what they choose themselves."""
+    """(what, plan or why there is none) of the terapipe planner where it is told to recompute, all schedules together: the other
+    planners' plans of whole sequences are among what they choose themselves."""
     for i, (what, kinds) in enumerate(RECOMPUTE.items()):
         flags = tuple(block.kind in kinds for block in request.model.blocks)
-        asked = _asked(replace(request, recompute=flags), "terapipe", _usual(request, "terapipe"), request.chunks, request.ranks)
+        told = replace(request, recompute=flags, each_alone=False)
+        asked = _asked(told, "terapipe", _usual(request, "terapipe"), request.chunks, request.ranks)
         if asked is None:
             continue
         with share(2 / (len(RECOMPUTE) - i + 1)):

@@ -142,8 +142,8 @@ def test_a_head_whose_rows_wait_is_in_an_order_s_bound():
         for key, curve in given["curves"].items():
             each = 3e-6 if key in ("head.F", "head.I") else block * 1e-7 if key[:3] in ("att", "ffn") else 0.0
             curve.update(rows=[0.0, 1e4], seconds=[0.0, 1e4 * each], **dict.fromkeys(("pair_s", "a0", "a1", "a2", "a3"), 0.0))
-        costs = tp.CostModel.from_dict({**given, "head_pass": [1e-6, 0.0, 2e-6], "overhead_s": 0.0, "latency_s": 1e-9, "byte_s": 0.0,
-                                        "optimizer_param_s": 0.0})
+        none = dict.fromkeys(("overhead_s", "byte_s", "optimizer_param_s"), 0.0)
+        costs = tp.CostModel.from_dict({**given, **none, "head_pass": [1e-6, 0.0, 2e-6], "latency_s": 1e-9})
         request = request_of(model, cluster, micros, costs, 8)
         bound, judge = order_bound_s(request, name, 2, 1), request.judge(2)
         least = min(judge.judge(name, ((0, k), (k, 8)), ((1, (96,)),) * micros, 0).seconds for k in range(1, 8))
