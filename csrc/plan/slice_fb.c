@@ -14,7 +14,7 @@
 #include "csrc/base/deadline.h"
 #include "csrc/plan/slice_dp.h"
 
-#define EDGE_ROOM 12000 /* of the reduced graph; with more edges searches over all slices are as cheap */
+#define EDGE_ROOM 24000 /* of the reduced graph; with more edges searches over all slices are as cheap */
 #define DEEP 3e-2       /* how far down, of its box, it is made at most */
 #define FIRST_DEEP 3e-3 /* and at first */
 #define NEAR 5e-3       /* relative excess of a path over its box, below which it is tried */
