@@ -285,5 +285,5 @@ def order_bound_s(request: Request, name: str, ranks: int, chunks: int) -> float
         return 0.0
     found = unit * _core.partition_bound(ORDERS[name], ranks, chunks, micros, request.model.n_layer, seconds / unit,
                                          *least.tolist())
-    ring = float(replace(request, replicas=request.replicas).link(ranks).seconds(0.0))
+    ring = float(request.link(ranks).seconds(0.0))
     return found * (1 - 1e-12) + chunks * (costs.optimizer_stage_s + ring)

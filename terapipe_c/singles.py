@@ -77,7 +77,7 @@ def by_name(request: Request) -> Iterator[Request]:
         if request.free_ranks:
             ranks = halves(request.cluster.num_devices // request.replicas, request.model.num_blocks // chunks)
         for name, planner in itertools.product(schedules_of(request, chunks), PLANNERS[1:]):
-            usual = chunks == request.chunks and name in _usual(request, planner) and planner != "uniform"
+            usual = chunks == request.chunks and name in _usual(request, planner)
             several = chunks > 1 or name == "interleaved"
             if usual or (several and planner not in CHUNKED) or (planner == "bmpipe" and name in ZIGZAG):
                 continue
