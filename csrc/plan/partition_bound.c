@@ -10,10 +10,10 @@
 #include "csrc/plan/bmpipe_lp.h"
 
 enum { PATHS = 256, PHASES = TP_COST_PHASES };
-enum { WIDEST = 96 };                   /* stages, of which it is said that each has a block */
-enum { MOST = 4096, SIMULATED = 10 };   /* stages; multiplications that take as long as an operation of a simulation */
-static const int64_t WORK = 400000000;   /* multiplications */
-static const double CLOSE = 1e-3;       /* relative: between the programme and the best makespan simulated */
+enum { WIDEST = 96 };                 /* stages, of which it is said that each has a block */
+enum { MOST = 4096, SIMULATED = 10 }; /* stages; multiplications that take as long as an operation of a simulation */
+static const int64_t WORK = 400000000; /* multiplications */
+static const double CLOSE = 1e-3;     /* relative: between the programme and the best makespan simulated */
 static const int OP[PHASES] = {TP_OP_F, TP_OP_I, TP_OP_W};
 
 typedef struct {
