@@ -206,6 +206,24 @@ def test_adding_up_gradients_is_no_work():
         program.simulate({**cost, "OPT.sum": np.array([0.0, -1.0, 0.0])})
 
 
+def test_causes_sum_to_the_idle_time_where_some_slices_have_b_and_others_i_and_w():
+    """The means over all slices are not what is done then: with them the busiest rank had less work than it has, and what never was
+    idle was put down to unlike slices."""
+    rng, skewed = np.random.default_rng(4), 0
+    line = schedules.dualpipe_v(1, 2, [1, 2]).simulate({op: np.array([[1.0, 2.0], [3.0, 4.0]]) for op in "FBIW"})
+    assert line.idle_s == 0 and not any(line.bubbles.values())
+    for _ in range(60):
+        ranks = int(rng.integers(1, 4))
+        micros = 2 * ranks + int(rng.integers(0, 3))
+        slices = [int(n) for n in rng.integers(1, 4, micros)]
+        program = schedules.dualpipe_v(ranks, micros, slices)
+        cost = {op: rng.uniform(0.1, 2.0, (2 * ranks, max(slices))) for op in "FBIW"}
+        line = program.simulate(cost, comm_s=float(rng.choice([0.0, 0.3])))
+        assert sum(line.bubbles.values()) == pytest.approx(line.idle_s, abs=1e-9) and min(line.bubbles.values()) >= 0
+        skewed += line.bubbles["slice_skew"] > 0
+    assert skewed > 20
+
+
 def test_measured_intervals_are_explained_like_simulated_ones():
     rng = np.random.default_rng(3)
     program = schedules.seq1f1b(3, 3, [2, 3, 1]).save_memory(bytes((1, 0, 0)), bytes((0, 1, 2)))

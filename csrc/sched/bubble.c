@@ -112,8 +112,10 @@ tp_sched_bubbles(const tp_program *program, const tp_lanes *lanes, const tp_tota
     }
     if (lanes->wanted & TP_LANE_IDEAL)
         ideal_s = totals->ideal_s;
-    if (lanes->wanted & TP_LANE_EVEN && totals->even_s < ideal_s)
-        skew = ranks * (ideal_s - totals->even_s);
+    /* where some slices have B and others I and W, the means of all are not what is done: they may be less than the busiest's work */
+    double even_s = totals->even_s > most ? totals->even_s : most;
+    if (lanes->wanted & TP_LANE_EVEN && even_s < ideal_s)
+        skew = ranks * (ideal_s - even_s);
     double imbalance = ranks * most - work, comm = ranks * (copied_s - ideal_s);
     /* rounding may leave -1e-16 where nothing is left */
     imbalance = imbalance > 1e-12 * ranks * most ? imbalance : 0.0;
