@@ -32,8 +32,6 @@ def _torch() -> Any:
 
 def _trace(torch: Any, module: Any, example: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """(graph, what its placeholders take by place, by name)."""
-    if not isinstance(module, torch.nn.Module):
-        raise InvalidTypeError(f"module is {type(module).__name__}: a torch.nn.Module would be right")
     arguments: tuple[Any, ...] = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
     named = dict(example) if isinstance(example, Mapping) else {}
     if isinstance(module, torch.fx.GraphModule):
@@ -73,7 +71,7 @@ def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], na
     is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: yes, for the
     graph says at which node."""
     def results(call: Any) -> list[Any]:
-        with _restored(module), _buffers_kept(torch, module), torch.random.fork_rng(), torch.no_grad():
+        with _restored(module), _tensors_kept(torch, module), torch.random.fork_rng(), torch.no_grad():
             arguments_now, named_now = _copied(torch, (arguments, named))
             return [x for x in leaves(call(*arguments_now, **named_now)) if isinstance(x, torch.Tensor)]
 
@@ -107,15 +105,28 @@ def _copied(torch: Any, example: Any) -> Any:
 
 
 @contextmanager
-def _buffers_kept(torch: Any, module: Any) -> Iterator[None]:
-    """Buffers are afterwards as they were (BatchNorm's means)."""
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+def _tensors_kept(torch: Any, module: Any) -> Iterator[None]:
+    """Parameters, buffers (BatchNorm's means) and tensors that are plain attributes, with what lists and dicts among these hold, have
+    the values afterwards that they had: a forward may change any of them in place, while it is traced, too."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    plain = [x for value in held for x in (value.values() if isinstance(value, dict) else
+                                           value if isinstance(value, list | tuple) else [value])]
+    tensors = {id(x): x for x in (*module.parameters(), *module.buffers(), *plain) if isinstance(x, torch.Tensor)}
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+
+    def differ(tensor: Any, old: Any) -> bool:                 # what autograd holds elsewhere must not see a copy: it tells by versions
+        try:
+            return not torch.equal(tensor, old)
+        except RuntimeError:                                   # of a layout or device that it does not compare
+            return True
+
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, old in before:
-                buffer.copy_(old)
+            for tensor, old in before:
+                if differ(tensor, old):
+                    tensor.copy_(old)
 
 
 @contextmanager
@@ -429,12 +440,15 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     torch = _torch()
     turns = whole("repeats", repeats, 0)
     factor = real("optimizer_bytes_per_param_byte", optimizer_bytes_per_param_byte, zero=True)
-    graph, *given = _trace(torch, module, example)
-    arguments, named = _copied(torch, given)
-    book = _Book(torch, graph)
-    book.params.update({book.key(t): t for t in book.tensors((arguments, named))})
-    with _buffers_kept(torch, graph), torch.random.fork_rng():
-        rows = _run(book, graph, arguments, named, turns)
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidTypeError(f"module is {type(module).__name__}: a torch.nn.Module would be right")
+    with _tensors_kept(torch, module):
+        graph, *given = _trace(torch, module, example)
+        arguments, named = _copied(torch, given)
+        book = _Book(torch, graph)
+        book.params.update({book.key(t): t for t in book.tensors((arguments, named))})
+        with _tensors_kept(torch, graph), torch.random.fork_rng():
+            rows = _run(book, graph, arguments, named, turns)
     if not rows.names:
         raise InvalidValueError(f"{type(module).__name__} computes no tensor")
     columns = {key: np.array(values) for key, values in rows.columns.items()}

@@ -362,6 +362,39 @@ def test_an_exported_model_is_left_as_it_was(torch):
     assert {"one.linear", "norm.batch_norm", "two.linear", "table.embedding", "add", "add__3"} <= set(nodes.names)
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_what_a_forward_changes_in_place_comes_back(torch, follows):
+    """While torch.fx traces it, too, where an argument is a proxy and a buffer is itself: it had one more then. And where nothing
+    follows it: to torch.export it is no model that writes to constants."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(4, 4)
+            self.register_buffer("count", torch.zeros(1))
+            self.plain, self.listed, self.calls = torch.zeros(1), [torch.zeros(1)], 0
+
+        def forward(self, x):
+            self.count += 1
+            self.plain.add_(1)
+            self.listed[0].data.add_(1)
+            self.calls += 1
+            with torch.no_grad():
+                self.line.weight.mul_(0.5)
+            return self.line(x) if follows or x is not None and isinstance(x, torch.Tensor) else x
+
+    model, x = Model(), torch.randn(3, 4)
+    weight, loss = model.line.weight.detach().clone(), (model.line.bias * 2).pow(2).sum()
+    if follows:
+        assert tp.capture(model, x, repeats=1).param_bytes.sum() == (4 * 4 + 4) * 4
+    else:
+        with pytest.raises(ValueError, match="cannot trace Model"):
+            tp.capture(model, x, repeats=1)
+    assert not model.count.any() and not model.plain.any() and not model.listed[0].any() and model.calls == 0
+    assert torch.equal(model.line.weight, weight)
+    loss.backward()                                            # whose graph is of before
+    assert model.line.bias.grad is not None
+
+
 @pytest.mark.parametrize("kind", ["GPT2", "Llama"])
 def test_models_of_transformers(torch, kind):
     transformers = pytest.importorskip("transformers")
