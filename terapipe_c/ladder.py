@@ -127,7 +127,8 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
         found += [] if best is None else [_best_of(judge, [best], judge.limit) or best]
     if not found:
         check_time()
-        raise judge.refuse(min(others, key=lambda c: max(judge.peak_bytes(c)), default=None))
+        wanted = [each for c in others for each in (c, *judge.swapped_ahead(c, math.inf))]
+        raise judge.refuse(min(wanted, key=lambda c: max(judge.peak_bytes(c)), default=None))
     return min(found, key=pace)
 
 
