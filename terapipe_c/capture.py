@@ -106,8 +106,8 @@ def _copied(torch: Any, example: Any) -> Any:
 
 @contextmanager
 def _tensors_kept(torch: Any, module: Any) -> Iterator[None]:
-    """Parameters, buffers (BatchNorm's means) and tensors that are plain attributes, with what lists and dicts among these hold, have
-    the values afterwards that they had: a forward may change any of them in place, while it is traced, too."""
+    """Parameters, buffers (BatchNorm's means) and tensors that are plain attributes, or in lists and dicts, have the values afterwards
+    that they had: a forward may change any of them in place, while it is traced, too."""
     held = [value for part in module.modules() for value in vars(part).values()]
     plain = [x for value in held for x in (value.values() if isinstance(value, dict) else
                                            value if isinstance(value, list | tuple) else [value])]

@@ -36,6 +36,7 @@ SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in hal
 # The C core's numbers for schedules (csrc/plan/judge.h).
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
           SLICED: 10, BPIPE: 11, CHIMERA: 12, PIPEDREAM: 13}
+_KEPT = 2             # programs of what a judge saw last
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 
 
@@ -144,7 +145,7 @@ class Judge:
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._peaks: dict[tuple[Any, ...], list[int]] = {}
         self._results = _Results({}, {}) if results is None else results
-        self._latest: tuple[tuple[Any, ...], Program | None] | None = None      # None: one that another judge made
+        self._latest: dict[tuple[Any, ...], Program | None] = {}    # programs by their keys; None: one that another judge made
         self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
         self._core: Any = None                                 # made when it is needed first
@@ -229,31 +230,36 @@ class Judge:
         return filled(self.timing(c))
 
     def lowered(self, c: Candidate) -> Program:
-        """The program that the engine would run. The latest one is kept: what is judged is often asked for its memory next."""
+        """The program that the engine would run. The latest are kept: what is judged is often asked for its memory next."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
-        counted = self._latest is not None and self._latest[0] == key
-        if self._latest is None or not counted or self._latest[1] is None:
-            before = self.work
+        program = self._latest.get(key)
+        if program is None:
+            before, counted = self.work, key in self._latest
             program, seconds, peak = self._made(c)
             self._results.runs[key] = seconds, peak, self.work - before
-            self._latest = key, program
             if counted:
                 self.work = before
-            return program
-        return self._latest[1]
+        self._keep(key, program)
+        return program
+
+    def _keep(self, key: tuple[Any, ...], program: Program | None) -> None:
+        self._latest.pop(key, None)
+        self._latest[key] = program
+        if len(self._latest) > _KEPT:
+            del self._latest[next(iter(self._latest))]
 
     def _run(self, key: tuple[Any, ...]) -> float:
-        """Seconds of its program, which is the latest then, and whose bytes are remembered."""
+        """Seconds of its program, which is among the latest then, and whose bytes are remembered."""
         if key in self._results.runs:
             seconds, self._peaks[key], ticks = self._results.runs[key]
             self.work += ticks
-            self._latest = key, None
+            self._keep(key, self._latest.get(key))
             return seconds
         before = self.work
         program, seconds, peak = self._made(Candidate(0.0, *key))
         self._results.runs[key] = seconds, peak, self.work - before
         self._peaks[key] = peak
-        self._latest = key, program
+        self._keep(key, program)
         return seconds
 
     def _made(self, c: Candidate) -> tuple[Program, float, list[int]]:

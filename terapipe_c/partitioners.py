@@ -99,19 +99,20 @@ def first_look(judge: Judge, request: Request) -> float:
 
 
 def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
-    """The fastest plan that fits of all schedules together, which may end in another than they began in, and of each alone: where
-    they start together one hides what another has."""
+    """The fastest plan that fits of each schedule: where they start together one hides what another has, and what is found together
+    alone is hardly ever faster (of 612 random requests 7, of published models within their memory none)."""
     best: Candidate | None = None
-    given = judge.rival_s
-    ways = [request.schedules, *((name,) for name in request.schedules if request.each_alone and len(request.schedules) > 1)]
+    given = judge.rival_s, judge.in_passing
+    ways = [(name,) for name in request.schedules] if request.each_alone else [request.schedules]
     for i, names in enumerate(ways):
-        judge.rival_s = given if best is None else min(given, best.seconds)
+        if best is not None:                                   # then what would fit of the others need not be said
+            judge.rival_s, judge.in_passing = min(given[0], best.seconds), True
         with share(2 / (len(ways) - i + 1)):
             found = search(judge, names, request.share, request.seq_len, request.unit, request.partition, request.slicing)
         for c in (found, uniform(judge, replace(request, schedules=names))):
             if c is not None and judge.fits(c, judge.limit) and (best is None or pace(c) < pace(best)):
                 best = c
-    judge.rival_s = given
+    judge.rival_s, judge.in_passing = given
     return best
 
 

@@ -165,7 +165,7 @@ class Request:
     free_copies: bool = False           # replicas or copies of the model may add their gradients in another order than one device
     time_limit_s: float | None = None
     recompute: tuple[bool, ...] = ()    # per block; empty: not given, so that planners choose
-    each_alone: bool = True             # does terapipe search each schedule alone, too?
+    each_alone: bool = True             # does terapipe search each schedule alone, rather than all together?
     kinds: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict, compare=False)   # seconds of blocks, once made
 
     @property

@@ -20,7 +20,8 @@ from .starts import NEAR, block_ticks, by_pairs, estimate, over_ranks, slicing_s
 _STARTS = 3           # of a search that descend
 _MORE_STARTS = 12     # where that is quick:
 _QUICK = 8            # descents from the starts before took less than this part of a search's work
-_SHORT = 300_000      # ticks of a program with which what needs least memory is looked for at once
+_SHORT = 300_000      # ticks of a program with which what needs least memory is looked for at once: of long ones that takes as long
+                      # as all the rest, and in 900 searches it was the fastest of none
 _GLANCES = 16         # times the work of looking at a few moves is that of a program
 _NEARLY = 32          # of a limit, the part by which what needs least of several chunks may be over it, and something else fits
 _LOOSE = 16           # parts of a limit, of which there is one more where stages of several chunks come from that moves make fit
@@ -29,6 +30,7 @@ _RUNG = 0.01          # of a limit, from one rung to the next below it, at least
 _WIDEST = 0.25        # and at most
 _SURE = 1.03, 1.1     # times as long as a plan, with one chunk a rank and with several: what is below such two is not looked at
 _RUNGS = 72_000_000    # ticks of a ladder, or as many as its first plan took, after which its rungs are twice as far apart
+_SLICES = 4            # of a sequence, from which a grid is searched as hard as any
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
 
@@ -53,6 +55,7 @@ class _Hunt:
         self._rungs: list[Candidate] = []
         self._latest: Candidate | None = None
         self._floor: list[Candidate] | None = None             # what needs least memory, which is known before the rungs between
+        self._is_floor_whole = False
         self._least_s = 0.0                                    # of a plan that was given: what is faster and found later is left
         self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
 
@@ -157,8 +160,8 @@ class _Hunt:
             begun = self.judge.work
             found = self.within(None)
             self.first, self._ended = self.judge.work - begun, self.brief or found is None
-            if found is not None and not late() and (not self.exact or self.judge.ticks(found) < _SHORT):
-                self._floor = self._lowest()                   # which is the fastest, too, now and then
+            if found is not None and not late() and self.judge.ticks(found) < _SHORT:
+                self._floor = self._least()                    # which is the fastest, too, now and then
                 found = min((found, *self._floor), key=pace)
             self._add(found)
         if not self._rungs:
@@ -167,7 +170,8 @@ class _Hunt:
 
     def _lower(self, limit: int | None, rival_s: float) -> Candidate | None:
         nearest = self.judge.shortest
-        if self._floor is None:
+        if not self._is_floor_whole:
+            self._is_floor_whole = True
             self._floor = [] if late() else self._lowest()
         while not (self._ended or self._is_vain(limit, rival_s)):
             found = self._fastest(limit)
@@ -190,12 +194,21 @@ class _Hunt:
         near = limit is None or self.exact or min(max(self.judge.peak_bytes(c)) for c in floor) > limit + limit // _NEARLY
         return any(fits) or not near
 
-    def can_fit(self, limit: int) -> bool:
-        """Is there anything within this limit? Asked before anything is looked for."""
-        if not self.judge.in_passing:
-            return self._nearly_fits(self._least(), limit)
-        near = limit if self.exact else limit + limit // _NEARLY
-        return any(self._tight(order, near, mends=False) is not None for order in self._orders()[:2])
+    def can_fit(self, limit: int, enough: int | None = None) -> bool:
+        """Is there anything within this limit? Asked before anything is looked for. enough: bytes with which something is known to
+        fit, where that is not within the limit."""
+        if self.judge.in_passing:
+            near = limit if self.exact else limit + limit // _NEARLY
+            return any(self._tight(order, near, mends=False) is not None for order in self._orders()[:2])
+        orders = self._orders()[:2]
+        if self.exact and self.partition is None and enough is not None:
+            orders = [order for order in orders if self._fits_less(order, enough)]
+        return self._nearly_fits([self._least_of(order) for order in orders], limit)
+
+    def _fits_less(self, order: Candidate, enough: int) -> bool:
+        """On any stages?"""
+        ticks = block_ticks(self.judge, order.slicing, PHASES, order.schedule)
+        return bool(self.judge.cuts_within(order, enough - 1, ticks))
 
     def _fastest(self, limit: int | None) -> Candidate | None:
         plans = [*self._rungs, *(self._floor or ()), *(self._known(limit) if self.brief else ())]
@@ -336,10 +349,10 @@ class _Hunt:
 
     def _lowest(self) -> list[Candidate]:
         """The same; and where stages are not cut exactly the fastest found of what needs so much, which may be far from that."""
-        least = self._least()
+        least = self._least() if self._floor is None else self._floor
         enough = min((max(self.judge.peak_bytes(c)) for c in least), default=0)
         lean = None if self.exact or self.brief else self._lean_within(enough)
-        return least if lean is None else [*least, lean]
+        return least if lean is None or lean.seconds < self._rungs[0].seconds else [*least, lean]
 
 
 def grids(seq_len: int, unit: int) -> list[int]:
@@ -382,13 +395,25 @@ class _Search:
     def _can_fit(self, grid: int, limit: int) -> bool:
         hunt = _Hunt(self.judge.afresh(), self.names, [], self.work, grid, self.partition, self.fixed_slicing, [],
                      self._seeds_of(grid), True)
-        fits = hunt.can_fit(limit)
+        fits = hunt.can_fit(limit, None if self.judge.shortest is None else self.judge.shortest[2])
         self.judge.joins(hunt.judge)
         return fits
 
+    def _nothing_fits(self) -> bool:
+        """Did other schedules not fit, and nor does any slicing of these? The first grid is searched before that is asked else."""
+        exact = self.judge.chunks == 1 and BPIPE not in self.names and not any(self.judge.savings.recompute)
+        limit = self.judge.limit
+        if limit is None or self.judge.shortest is None or self.judge.in_passing or not exact:
+            return False
+        return not any([self._can_fit(grid, limit) for grid in self.todo])     # all of them, or the refusal would not name the least
+
+    def _work_of(self, grid: int) -> int:
+        """Less on grids of so few slices that little is to be found there."""
+        return self.work if self.fixed_slicing else self.work * min(_SLICES, self.seq_len // grid) // _SLICES
+
     def _look_at(self, grid: int) -> Candidate | None:
         refined = [g for g in self.hunts if g % grid == 0]     # what other grids found, remembered or cost is not to be seen here
-        before, work = sum(self._spent[g] for g in refined), self.work
+        before, work = sum(self._spent[g] for g in refined), self._work_of(grid)
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own, seeds = max(little, min(work, (4 * work - before) // 4)), self.judge.afresh(), self._seeds_of(grid)
         carried = [c for c in (self.hunts[g].best(None) for g in refined) if c is not None]
@@ -403,7 +428,7 @@ class _Search:
 
     def look(self) -> None:
         limit = self.judge.limit
-        for i, grid in enumerate(self.todo):
+        for i, grid in enumerate([] if self._nothing_fits() else self.todo):
             if self.hunts and late():                          # what coarser grids find is all there is
                 break
             with share(2 / (len(self.todo) - i + 1)):
