@@ -106,15 +106,15 @@ def _copied(torch: Any, example: Any) -> Any:
 
 @contextmanager
 def _tensors_kept(torch: Any, module: Any) -> Iterator[None]:
-    """Parameters, buffers (BatchNorm's means) and tensors that are plain attributes, or in lists and dicts, have the values afterwards
-    that they had: a forward may change any of them in place, while it is traced, too."""
+    """Parameters, buffers (BatchNorm's means) and tensors that are plain attributes, or in lists and dicts, have afterwards the
+    values that they had: a forward may change any of them in place, while it is traced, too."""
     held = [value for part in module.modules() for value in vars(part).values()]
     plain = [x for value in held for x in (value.values() if isinstance(value, dict) else
                                            value if isinstance(value, list | tuple) else [value])]
     tensors = {id(x): x for x in (*module.parameters(), *module.buffers(), *plain) if isinstance(x, torch.Tensor)}
     before = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
 
-    def differ(tensor: Any, old: Any) -> bool:                 # what autograd holds elsewhere must not see a copy: it tells by versions
+    def differ(tensor: Any, old: Any) -> bool:  # a copy of the same would spoil what autograd holds elsewhere: it asks for versions
         try:
             return not torch.equal(tensor, old)
         except RuntimeError:                                   # of a layout or device that it does not compare

@@ -405,7 +405,7 @@ class _Search:
         limit = self.judge.limit
         if limit is None or self.judge.shortest is None or self.judge.in_passing or not exact:
             return False
-        return not any([self._can_fit(grid, limit) for grid in self.todo])     # all of them, or the refusal would not name the least
+        return not any([self._can_fit(grid, limit) for grid in self.todo])     # all of them: the refusal names the least
 
     def _work_of(self, grid: int) -> int:
         """Less on grids of so few slices that little is to be found there."""
