@@ -103,13 +103,67 @@ judge(tp_bmpipe *p, tp_bmpipe_plan *plan)
     return TP_OK;
 }
 
+/* ---- times whatever they were multiplied by ------------------------------------------------------------------------------ */
+
+enum { BITS = 40 }; /* of a rounded time */
+static const double ROUNDED = 0x1p-40; /* relative: twice what rounding changes a time by, and so any makespan, at most */
+
+typedef struct {
+    tp_bmpipe_layers layers;
+    tp_bmpipe_options options;
+    double unit_s; /* the longest of all times */
+} rounded;
+
+static double
+round_time(double seconds, double unit_s)
+{
+    int exponent = 0;
+    double part = frexp(seconds / unit_s, &exponent);
+    return ldexp(rint(ldexp(part, BITS)), exponent - BITS);
+}
+
+/* The times in units of the longest, each to so many bits that what a caller's product with a common factor rounds off is
+ * rounded away: the search, which ties decide and which counts its effort, is then the same whatever the factor. Each to its
+ * own bits, not to a common grid: a makespan is a maximum of sums of times, and so changes by no more than they do. */
 static tp_status
-solve(tp_bmpipe *p, tp_bmpipe_plan *plan)
+round_times(const tp_bmpipe_layers *l, const tp_bmpipe_options *o, tp_arena *arena, rounded *out)
+{
+    size_t types = (size_t)l->types, ways = types * (size_t)l->strategies;
+    void *memory = NULL;
+    TP_TRY(tp_arena_take(arena, 2 * types + ways, sizeof(double), &memory));
+    double *forward = memory, *backward = forward + types, *extra = backward + types, unit_s = o->comm_s;
+    for (int t = 0; t < l->types; t++) {
+        unit_s = fmax(unit_s, fmax(l->forward_s[t], l->backward_s[t]));
+        for (int r = 0; r < l->choices[t]; r++)
+            unit_s = fmax(unit_s, l->extra_s[t * l->strategies + r]);
+    }
+    unit_s = unit_s > 0.0 ? unit_s : 1.0;
+    for (int t = 0; t < l->types; t++) {
+        forward[t] = round_time(l->forward_s[t], unit_s);
+        backward[t] = round_time(l->backward_s[t], unit_s);
+        for (int r = 0; r < l->choices[t]; r++)
+            extra[t * l->strategies + r] = round_time(l->extra_s[t * l->strategies + r], unit_s);
+    }
+    *out = (rounded){*l, *o, unit_s};
+    out->layers.forward_s = forward;
+    out->layers.backward_s = backward;
+    out->layers.extra_s = extra;
+    out->options.comm_s = round_time(o->comm_s, unit_s);
+    return TP_OK;
+}
+
+/* The bound is of rounded times. */
+static tp_status
+solve(tp_bmpipe *p, const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, double unit_s, tp_bmpipe_plan *plan)
 {
     tp_bmpipe_found found = {0};
     TP_TRY((p->chunks == 1 ? tp_bmpipe_exact : tp_bmpipe_search)(p, plan->assignment, &found));
+    p->layers = layers; /* what the plan is worth is told in the caller's times */
+    for (int v = 0; v < p->virtuals; v++)
+        p->link_s[v] = options->comm_s;
     TP_TRY(judge(p, plan));
-    plan->lower_bound_s = found.bound_s < plan->step_time_s ? found.bound_s : plan->step_time_s;
+    double bound_s = p->chunks == 1 ? found.bound_s : found.bound_s * unit_s * (1.0 - ROUNDED);
+    plan->lower_bound_s = bound_s < plan->step_time_s ? bound_s : plan->step_time_s;
     plan->optimal = found.proven;
     plan->evaluations = p->evaluations;
     plan->simulations = p->simulations;
@@ -123,14 +177,17 @@ tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options,
 {
     int64_t start = tp_clock_ns();
     tp_arena arena;
-    tp_bmpipe p;
+    tp_bmpipe p = {0};
+    rounded r = {*layers, *options, 1.0};
     *out = (tp_bmpipe_plan){0};
     TP_TRY(tp_bmpipe_check(layers, options));
     TP_TRY(plan_open(layers, options, out));
     TP_TRY(tp_arena_open(&arena));
-    tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
+    tp_status status = options->chunks > 1 ? round_times(layers, options, &arena, &r) : TP_OK;
     if (status == TP_OK)
-        status = solve(&p, out);
+        status = tp_bmpipe_open(&r.layers, &r.options, &arena, &p);
+    if (status == TP_OK)
+        status = solve(&p, layers, options, r.unit_s, out);
     if (status == TP_OK)
         status = tp_deadline_check_told();
     tp_bmpipe_close(&p);

@@ -46,7 +46,7 @@ typedef struct {
     /* With w[x] the seconds stage x computes for a micro-batch, r[x] of them recomputation (PLANNERS.md 4.3): idle time over
      * m * mean(w - r), recompute = m mean(r), imbalance = m (max w - mean w), preparation = step - m max w. */
     double recompute_s, imbalance_s, preparation_s;
-    int optimal;          /* proven, to the rounding of double sums */
+    int optimal;          /* proven, to the rounding of double sums, and of times to 40 bits where there are several chunks */
     int64_t evaluations;  /* plans judged, by a bound or a simulation */
     int64_t simulations;  /* of them by a simulation */
     int64_t nodes;        /* of branch and bound */
@@ -61,7 +61,7 @@ tp_bmpipe_check(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options
 
 /* The plan of least makespan: proven optimal for one chunk (branch and bound); for more an anytime search, then branch and
  * bound as far as the effort goes: optimal where it ends, else with a proven bound.
- * Deterministic unless the time limit ends it. End *out with tp_bmpipe_plan_free, also after an error. EVALUE as check,
+ * Deterministic unless the time limit ends it, and the same whatever all times are multiplied by. End *out with tp_bmpipe_plan_free, also after an error. EVALUE as check,
  * EINFEASIBLE naming the stage and the bytes that are missing with the fewest bytes kept, EMEMORY. */
 TP_MUST_USE tp_status
 tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out);

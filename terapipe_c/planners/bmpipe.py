@@ -35,7 +35,7 @@ class BMPipePlan(Answer):
     peak_memory_bytes: FloatArray
     """[stages] static bytes and the most that the schedule keeps in flight."""
     optimal: bool
-    """Proven, to the rounding of double sums."""
+    """Proven, to the rounding of double sums, and of times to 40 bits where there are several chunks."""
     evaluations: int
     """Plans judged, by an inequality or a simulation."""
     simulations: int
@@ -159,6 +159,9 @@ def bmpipe(
     time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan. in_flight: [chunks * stages]
     micro-batches that a virtual stage (chunk * stages + stage) has room for, each of its own, or that another order holds;
     None: the most that the schedule has in flight on a stage at any one time.
+
+    All times multiplied by one factor multiply step and bound by it: several chunks are planned with times in units of the
+    longest, rounded to 40 bits.
 
     InvalidValueError or InvalidTypeError name the layer type, the field and its value; InfeasibleError the stage and the bytes it
     lacks with everything recomputed. Source: BMPipe (Wang et al., CLUSTER 2025, a poster), its programme reconstructed; the search
