@@ -75,6 +75,25 @@ def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[s
     return record
 
 
+def unlike_rows(repeats: int) -> list[dict[str, Any]]:
+    """Forward and backward that do not go together: a slice that is dear for the one is cheap for the other."""
+    rows, units = [], np.arange(2049.0)
+    for noise in (0.0, 0.03):
+        forward, backward = Costs("smooth", 8e-3, 2e-6, 0.0, 1e-9), Costs("smooth", 1e-3, 4e-5, 2e-9, 1e-8)
+        tables, rng = [], np.random.default_rng(4)
+        for costs in (forward, backward):
+            made = costs._make(2048, 1, 1)
+            made["G0"] = made["G0"] * (1 + noise * rng.standard_normal(2049))
+            made["G1"] = made["G0"] + 1e-6
+            tables.append(np.ascontiguousarray(made["G0"][:, None] + made["a3"] * units[:, None] * units))
+        forward.backward = backward
+        what = f"unlike{', noisy' if noise else ''}, 2048 tokens by 1, 96 stages"
+        rows.append(row(f"{what}, apart",
+                        partial(planners.slice_tokens, forward, 96, seq_len=2048, granularity=1, bwd=True), repeats))
+        rows.append(row(f"{what}, tables, apart", partial(planners.slice_tokens, tables[0], 96, bwd=tables[1]), repeats))
+    return rows
+
+
 def main() -> None:
     options = repeat_arguments(__doc__, "planners").parse_args()
     print(__doc__)
@@ -110,6 +129,7 @@ def main() -> None:
                 options.repeats,
             )
         )
+    rows += unlike_rows(options.repeats)
     for batch, tokens, unit, stages in ((32, 2048, 8, 48), (32, 2048, 1, 48), (72, 2048, 8, 48), (2, 8192, 1, 40)):
         costs = Costs("smooth")
         rows.append(
