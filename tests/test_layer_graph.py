@@ -141,6 +141,84 @@ def test_both_planners_against_enumeration() -> None:
     assert feasible > 1000 and slower + missed > 0
 
 
+def table_of_times(graph: LayerGraph) -> float:
+    """Of a chain, with every choice of variants of every stage weighed."""
+    n, reach = len(graph.nodes), min(graph.devices, graph.micro_batches)
+
+    @functools.cache
+    def stage(begin: int, end: int, tensor: int, data: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows = [np.zeros(1)] * 3
+        for v in range(begin, end):
+            cut = sum(2 * e.bytes for e in graph.edges if v in (e.source, e.target) and not begin <= e.source < end - 1)
+            ways = graph.nodes[v].variants[tensor]
+            exchange = [4 * (data - 1) * w.param_bytes / data / graph.micro_batches for w in ways]
+            times = [w.time_s / data + (cut / data + x) / graph.bandwidth_Bps for w, x in zip(ways, exchange, strict=True)]
+            new = (np.array(times), np.array([w.memory_a for w in ways]), np.array([w.memory_b for w in ways]))
+            rows = [np.add.outer(row, more).ravel() for row, more in zip(rows, new, strict=True)]
+        return rows[0], rows[1], rows[2]
+
+    @functools.cache
+    def least(left: int, devices: int, replicas: int) -> float:
+        """Of the first `left` nodes, with `replicas` in the stages behind them."""
+        best = math.inf if left else 0.0
+        for begin, tensor, data in itertools.product(range(left), (1, 2), range(1, reach - replicas + 1)):
+            if graph.micro_batches % data or tensor * data > devices:
+                continue
+            time, a, b = stage(begin, left, tensor, data)
+            fits = a * -(-(replicas + data) // data) + b <= graph.memory_bytes
+            if fits.any() and (slowest := time[fits].min()) < best:
+                best = min(best, max(slowest, least(begin, devices - tensor * data, replicas + data)))
+        return best
+
+    return least(n, graph.devices, 0)
+
+
+def test_longer_chains_against_a_table() -> None:
+    """Where bounds by prices decide: stages of several nodes, some like others, that must exchange time for memory."""
+    rng = np.random.default_rng(3)
+    solved = 0
+    for i in range(8):
+        ways = [{t: [LayerVariant("keep", f / t, w, a / t, w / t), LayerVariant("again", f * 1.3 / t, w, 0.1, w / t)]
+                 for t in (1, 2)}
+                for f, w, a in rng.uniform([2, 0.1, 1], [4, 0.5, 3], (7, 3))]  # fmt: skip
+        nodes = [LayerNode(k, ways[k if i % 2 else min(k, 2)]) for k in range(7)]
+        graph = LayerGraph(nodes, [LayerEdge(k, k + 1, 1.0) for k in range(6)], 10, float(rng.uniform(4, 9)), 20.0, 12)
+        plan = parallel_layers(graph)
+        check_plan(replace(graph, nodes=[unsent(node, graph) for node in nodes]), plan)
+        assert plan.optimal and plan.time_per_sample_s == pytest.approx(table_of_times(graph), rel=1e-12)
+        solved += plan.knapsacks
+    assert solved > 0
+
+
+def unsent(node: LayerNode, graph: LayerGraph) -> LayerNode:
+    """With all the sync_bytes written down, which are 0."""
+    others = {e.target if e.source == node.id else e.source: 0.0 for e in graph.edges if node.id in (e.source, e.target)}
+    return replace(node, variants={t: [replace(w, sync_bytes=others) for w in ws] for t, ws in node.variants.items()})
+
+
+def long_chain(layers: int, alike: bool) -> LayerGraph:
+    rng = np.random.default_rng(1)
+    rows = rng.uniform([0.02, 2e8, 1e9], [0.06, 8e8, 2e9], (layers, 3))
+    if alike:
+        rows[1:-1] = rows[1]
+    nodes = [
+        LayerNode(i, {t: [LayerVariant("keep", f / t**0.9, w / t, a / t, 4 * w / t),
+                          LayerVariant("again", f * 1.33 / t**0.9, w / t, 1e8 / t, 4 * w / t)] for t in (1, 2, 4, 8)})
+        for i, (f, w, a) in enumerate(rows.tolist())
+    ]  # fmt: skip
+    return LayerGraph(nodes, [LayerEdge(i, i + 1, 4e7) for i in range(layers - 1)], 512, 16e9, 12e9, 512)
+
+
+@pytest.mark.parametrize(("alike", "most"), [(False, 150), (True, 30)])
+def test_few_choices_are_solved_on_long_chains(alike, most) -> None:
+    """Of stages alike one, and of the others those that no bound decides: they had been 230 and 145."""
+    graph = long_chain(50, alike)
+    plan = parallel_layers(graph)
+    assert plan.optimal and plan.knapsacks <= most
+    backwards = parallel_layers(replace(graph, nodes=graph.nodes[::-1]))  # no chain to look at: every stage is its own
+    assert backwards.time_per_sample_s == pytest.approx(plan.time_per_sample_s, rel=1e-12)
+
+
 def blocks(layers: int, devices: int, memory: float, micro_batches: int = 60) -> LayerGraph:
     """Equal layers with two tensor degrees, plain and recomputed: a transformer."""
     ways = {

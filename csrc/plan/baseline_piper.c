@@ -121,7 +121,7 @@ least_of_node(const tp_layer_space *s, int n, int t, int d)
     for (int v = s->begin[n * s->degrees + t]; v < s->graph->variants; v++) {
         if (s->graph->node[v] != n || s->graph->degree[v] != s->degree[t])
             break;
-        least = fmin(least, tp_layer_least_time(s, v, d));
+        least = fmin(least, tp_layer_time(s, v, 0.0, d));
     }
     return least;
 }

@@ -3,10 +3,17 @@
  * Does a plan with no stage slower than tau exist? What the stages of a downset J leave to those before it is (s, k), their
  * replicas and devices: a stage before has y = ceil((s + d) / d), which rises with s, and k must stay within `devices`. So
  * only Pareto-minimal (s, k) matter, and for one (s, k) and tensor degree only the least d that is fast enough: a larger d
- * adds to both. Complete by induction over downsets by size, so the answer is exact. Pruned, soundly: work that is left
- * needs devices, (sum over nodes left of the least t time_s) / tau of them, because t d time(S) >= t sum time_s.
- * The least tau is the time of the plan found when none is faster: bisection first, then the question just below it. */
-#include "csrc/plan/layer_space.h"
+ * adds to both. Complete by induction over downsets by size, so the answer is exact. Pruned, soundly: the stages before need
+ * devices too, as many at least as they would with memory for their fastest variants (look_back).
+ * The least tau is the time of the plan found when none is faster: bisection first, then the question just below it.
+ *
+ * Is a stage within tau? Most are decided by sums over downsets and never filled: too slow at their fastest, or fast enough and
+ * small enough (layer_sums.h); of those that must exchange time for memory most by bounds at a handful of prices
+ * (layer_prices.h). Then the heuristic and Lagrange's bound at its price; what is left is solved (layer_choice.h). Stages of like
+ * nodes are one (layer_alike.h). */
+#include "csrc/plan/layer_alike.h"
+#include "csrc/plan/layer_choice.h"
+#include "csrc/plan/layer_prices.h"
 
 #include <float.h>
 #include <math.h>
@@ -16,34 +23,31 @@
 #include "csrc/base/clock.h"
 #include "csrc/base/deadline.h"
 
-enum { POINTS = 2048, CACHE_BITS = 16 };
+enum { MOST_CACHE_BITS = 16, LISTS = 1 << 23 }; /* LISTS: bytes, where the fastest variants take less */
+static const uint64_t COARSE = (uint64_t)1 << 63;
 
+/* With replica[r] of r < first no choice of a stage is within tau_s; found: with that of `first` the fastest is. */
 typedef struct {
-    double time_s;
-    int32_t fits; /* largest y at which the fastest variants fit */
+    double tau_s;
+    int16_t first, found;
+} blocked;
+
+enum { UNKNOWN, NEARLY, EXACT };
+typedef struct {
+    double time_s; /* but for rounding, until it is EXACT */
+    int32_t fits;  /* largest y at which the fastest variants fit */
     int32_t known;
 } fastest;
 
 typedef struct {
-    double work_s;    /* least time of the variants on one replica, without messages */
-    int32_t feasible; /* largest y at which anything fits; -1: not known */
-    int32_t has;      /* every node has a variant of this degree */
-} limits;
-
-typedef struct {
-    int32_t s, k;       /* replicas and devices of this downset's stages */
-    int32_t j, from;    /* the rest: entry `from` of downset j; -1 */
+    int16_t s, k;    /* replicas and devices of this downset's stages */
+    int16_t j, from; /* the rest: entry `from` of downset j; -1 */
     int32_t pair;
-    int16_t t, r;       /* indices of tensor degree and replicas of the stage before the rest */
+    int16_t t, r;    /* indices of tensor degree and replicas of the stage before the rest */
 } entry;
 
 typedef struct {
-    double time_s, bytes;
-    int32_t from, l; /* the point before, the variant added */
-} point;
-
-typedef struct {
-    uint64_t key;       /* 0: free */
+    uint64_t key;       /* 0: free; COARSE besides: by prices, no pack was filled */
     double low_s, high_s; /* the least time is between them */
 } cached;
 
@@ -54,19 +58,23 @@ typedef struct {
     int pairs;
     int *inner, *pair_begin;     /* [pairs] the downset within; [count + 1] */
     fastest *fast;               /* [pairs][degrees][replicas] */
-    limits *limit;               /* [pairs][degrees] */
+    tp_layer_sums sums;
+    tp_layer_prices prices;
+    tp_layer_alike alike;
+    blocked *slow;               /* [pairs][degrees] */
+    int32_t *unfit;              /* [pairs][degrees] least y known at which nothing fits; 0: none is */
     int filled;                  /* the pair that `pair` holds; -1 */
     int64_t packed;              /* the stage that `pack` holds: index into fast; -1 */
-    double *left_s;              /* [count] device seconds of the nodes outside */
+    int *need;                   /* [count] devices that the stages before those of a downset need at least */
     entry *front;                /* [count][reach + 1], by s ascending, k descending */
     int *fronts;                 /* [count] */
+    int *replicas_to;            /* [reach + 1] how many numbers of replicas are at most that */
     entry *at;                   /* [reach + 1] scratch: least k by s */
-    point *points, *merged, *spare; /* [POINTS * most variants] */
-    point *kept;                 /* [nodes * POINTS] the last choice's points, node by node */
-    cached *cache;
-    int64_t searches, knapsacks;
+    tp_layer_choice choice;
+    cached *cache;               /* [1 << cache_bits] */
+    int cache_bits;
+    int64_t searches;
     int64_t asked; /* steps since somebody was asked whether to stop */
-    int capped;
 } search;
 
 static int
@@ -103,146 +111,59 @@ fill_pack(search *x, int i, int p, int t, int r)
     x->packed = stage;
 }
 
-/* The fastest variants of a stage: found when first asked for, most never are. */
-static const fastest *
-fastest_of(search *x, int i, int p, int t, int r)
+/* The fastest variants of a stage, to the last bit. */
+static void
+solve_fastest(search *x, int i, int p, int t, int r, fastest *fast)
+{
+    double a, b;
+    fill_pack(x, i, p, t, r);
+    fast->time_s = tp_layer_pack_fastest(&x->pack, &a, &b);
+    fast->fits = largest_fit(a, b, x->space.graph->memory_bytes, x->space.reach);
+    fast->known = EXACT;
+}
+
+/* The fastest variants of a stage by its sums: found when first asked for, most never are. */
+static void
+weigh_fastest(search *x, int i, int p, int t, int r, fastest *fast)
+{
+    const tp_layer_space *s = &x->space;
+    double limit = s->graph->memory_bytes;
+    tp_layer_sum sum, margin;
+    tp_layer_sums_fastest(s, &x->sums, i, x->inner[p], t, r, &sum, &margin);
+    fast->time_s = sum.time_s;
+    fast->fits = largest_fit(sum.a + margin.a, sum.b + margin.b, limit, s->reach);
+    fast->known = NEARLY;
+    if (largest_fit(fmax(sum.a - margin.a, 0.0), fmax(sum.b - margin.b, 0.0), limit, s->reach) != fast->fits)
+        solve_fastest(x, i, p, t, r, fast);
+}
+
+/* Are the fastest variants of a stage within tau? Then up to which y they fit; -1 if not. */
+static int
+fastest_within(search *x, int i, int p, int t, int r, double tau)
 {
     const tp_layer_space *s = &x->space;
     fastest *fast = &x->fast[((int64_t)p * s->degrees + t) * s->replicas + r];
-    if (!fast->known) {
-        double a, b;
-        fill_pack(x, i, p, t, r);
-        fast->time_s = tp_layer_pack_fastest(&x->pack, &a, &b);
-        fast->fits = largest_fit(a, b, s->graph->memory_bytes, s->reach);
-        fast->known = 1;
+    if (fast->known == UNKNOWN) {
+        if (tp_layer_sums_slower(s, &x->sums, i, x->inner[p], t, r, tau))
+            return -1;
+        weigh_fastest(x, i, p, t, r, fast);
     }
-    return fast;
-}
-
-/* The pack must hold the stage. */
-static int
-feasible_of(search *x, limits *limit)
-{
-    int low = 0, high = x->space.reach;
-    while (limit->feasible < 0 && low < high) {
-        int y = (low + high + 1) / 2;
-        if (tp_layer_pack_least_bytes(&x->pack, y) <= x->space.graph->memory_bytes)
-            low = y;
-        else
-            high = y - 1;
+    if (fast->known == NEARLY) {
+        double margin = x->sums.slack * (x->sums.time_s[tp_layer_sums_at(s, i, t, r)] + fast->time_s);
+        if (fast->time_s - margin > tau)
+            return -1;
+        if (!(fast->time_s + margin <= tau))
+            solve_fastest(x, i, p, t, r, fast);
     }
-    if (limit->feasible < 0)
-        limit->feasible = low;
-    return limit->feasible;
+    return fast->known == NEARLY || fast->time_s <= tau ? fast->fits : -1;
 }
 
-/* work_s: the downset's less that of the downset within, and less what their rounding may amount to. */
-static void
-note_pair(search *x, int p, int i, int j, const double *work, const int *lacking)
-{
-    int degrees = x->space.degrees;
-    for (int t = 0; t < degrees; t++) {
-        double work_s = work[i * degrees + t] - work[j * degrees + t];
-        x->limit[p * degrees + t] =
-            (limits){work_s - 1e-12 * work[i * degrees + t], -1, lacking[i * degrees + t] == lacking[j * degrees + t]};
-    }
-}
-
-/* Keep a point at the end of a list by (time, bytes) if none before it beats it in both. */
-static int
-append(point *list, int count, point value)
-{
-    if (count > 0 && list[count - 1].bytes <= value.bytes)
-        return count;
-    list[count] = value;
-    return count + 1;
-}
-
-/* The Pareto points with variant l of a node added, merged with `made` of its other variants in x->merged. rest_*: the least
- * that the nodes behind it take; what cannot fit or cannot beat `best` with them is left out. */
-static int
-add_variant(search *x, int l, int y, int count, int made, double rest_time, double rest_bytes, double best)
-{
-    const tp_layer_pack *pack = &x->pack;
-    double time = pack->time[l], size = pack->a[l] * y + pack->b[l];
-    int kept = 0, other = 0;
-    for (int c = 0; c < count; c++) {
-        point to = {x->points[c].time_s + time, x->points[c].bytes + size, c, l};
-        if (to.bytes + rest_bytes * (1.0 - 1e-12) > pack->memory_bytes)
-            continue;
-        if (to.time_s + rest_time * (1.0 - 1e-12) >= best)
-            break;
-        while (other < made && (x->merged[other].time_s < to.time_s ||
-                                (x->merged[other].time_s == to.time_s && x->merged[other].bytes <= to.bytes)))
-            kept = append(x->spare, kept, x->merged[other++]);
-        kept = append(x->spare, kept, to);
-    }
-    while (other < made)
-        kept = append(x->spare, kept, x->merged[other++]);
-    point *swap = x->merged;
-    x->merged = x->spare;
-    x->spare = swap;
-    return kept;
-}
-
-/* All Pareto points with node n added. */
-static int
-add_node(search *x, int n, int y, int count, double rest_time, double rest_bytes, double best)
-{
-    int made = 0;
-    for (int l = x->pack.begin[n]; l < x->pack.begin[n + 1]; l++)
-        made = add_variant(x, l, y, count, made, rest_time, rest_bytes, best);
-    if (made > POINTS) {
-        x->capped = 1;
-        made = POINTS;
-    }
-    point *swap = x->points;
-    x->points = x->merged;
-    x->merged = swap;
-    memcpy(x->kept + (int64_t)n * POINTS, x->points, (size_t)made * sizeof *x->points);
-    return made;
-}
-
-/* The least time of one variant a node within memory at y, and the pack's choice of it: all Pareto points of (time, bytes),
- * node by node, less those that cannot fit or cannot beat the heuristic's choice. */
+/* The pack's least time at y, or more than `most`, and its choice. */
 static double
-solve_pack(search *x, int y)
+solve_pack(search *x, int y, double most)
 {
-    tp_layer_pack *pack = &x->pack;
-    double best = tp_layer_pack_greedy(pack, y), rest_bytes = tp_layer_pack_least_bytes(pack, y), rest_time = 0.0;
-    int count = 1, found = -1;
-    if (pack->price == 0.0 || !(best < INFINITY))
-        return best; /* the fastest fit, or nothing does */
-    x->knapsacks++;
-    x->asked += (int64_t)pack->nodes * POINTS;
-    for (int l = 0, n = 0; n < pack->nodes; n++) {
-        double least = INFINITY;
-        for (; l < pack->begin[n + 1]; l++)
-            least = fmin(least, pack->time[l]);
-        rest_time += least;
-    }
-    x->points[0] = (point){0.0, 0.0, -1, -1};
-    for (int n = 0; n < pack->nodes && count > 0; n++) {
-        double least_time = INFINITY, least_bytes = INFINITY;
-        for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++) {
-            least_time = fmin(least_time, pack->time[l]);
-            least_bytes = fmin(least_bytes, pack->a[l] * y + pack->b[l]);
-        }
-        rest_time -= least_time;
-        rest_bytes -= least_bytes;
-        count = add_node(x, n, y, count, rest_time, rest_bytes, best);
-    }
-    for (int c = 0; c < count; c++)
-        if (x->points[c].bytes <= pack->memory_bytes && x->points[c].time_s < best) {
-            best = x->points[c].time_s;
-            found = c;
-        }
-    for (int n = pack->nodes - 1; n >= 0 && found >= 0; n--) {
-        const point *last = &x->kept[(int64_t)n * POINTS + found];
-        pack->choice[n] = last->l;
-        found = last->from;
-    }
-    return best;
+    x->asked += (int64_t)x->pack.nodes * TP_LAYER_POINTS;
+    return tp_layer_choice_solve(&x->choice, &x->pack, y, most);
 }
 
 /* Is the stage's least time within tau? Its heuristic or its bound mostly says so; if not, the choice is solved. */
@@ -250,73 +171,151 @@ static int
 within(search *x, int i, int p, int t, int r, int y, double tau)
 {
     const tp_layer_space *s = &x->space;
-    const fastest *fast = fastest_of(x, i, p, t, r);
-    limits *limit = &x->limit[(int64_t)p * s->degrees + t];
-    if (fast->time_s > tau || y <= fast->fits)
-        return fast->time_s <= tau;
-    if (limit->feasible >= 0 && y > limit->feasible)
+    int32_t *unfit = &x->unfit[(int64_t)p * s->degrees + t];
+    int fits = fastest_within(x, i, p, t, r, tau);
+    if (fits < 0 || y <= fits)
+        return fits >= 0;
+    if (*unfit > 0 && y >= *unfit)
         return 0;
     uint64_t key = ((((uint64_t)p * 32 + (uint64_t)t) << 12 | (uint64_t)r) << 14 | (uint64_t)y) + 1;
-    cached *cell = &x->cache[(key * 0x9E3779B97F4A7C15u) >> (64 - CACHE_BITS)];
-    if (cell->key != key) {
+    cached *cell = &x->cache[(key * 0x9E3779B97F4A7C15u) >> (64 - x->cache_bits)];
+    if ((cell->key & ~COARSE) != key) {
+        *cell = (cached){key | COARSE, 0.0, INFINITY};
+        tp_layer_prices_bound(s, &x->sums, &x->prices, i, x->inner[p], t, r, y, &cell->low_s, &cell->high_s);
+    }
+    if ((cell->key & COARSE) && cell->low_s <= tau && cell->high_s > tau) {
         fill_pack(x, i, p, t, r);
         *cell = (cached){key, INFINITY, INFINITY};
-        if (y <= feasible_of(x, limit)) {
+        if (tp_layer_pack_least_bytes(&x->pack, y) <= s->graph->memory_bytes) {
             cell->high_s = tp_layer_pack_greedy(&x->pack, y);
             cell->low_s = fmin(tp_layer_pack_bound(&x->pack, y), cell->high_s);
         }
     }
+    if (cell->low_s == INFINITY)
+        *unfit = y;
     if (cell->high_s <= tau || cell->low_s > tau)
         return cell->high_s <= tau;
     fill_pack(x, i, p, t, r);
-    cell->low_s = cell->high_s = solve_pack(x, y);
-    return cell->high_s <= tau;
+    double found = solve_pack(x, y, tau);
+    cell->low_s = found <= tau ? found : nextafter(tau, INFINITY);
+    cell->high_s = found <= tau ? found : cell->high_s;
+    return found <= tau;
+}
+
+/* The first stage that is like stage p of downset *i, and its downset: what is known of one holds for both. */
+static int
+like_of(const search *x, int *i, int p)
+{
+    int n = x->alike.nodes, length = *i - x->inner[p];
+    if (n == 0)
+        return p;
+    *i = n - x->alike.first[(n - *i) * n + length - 1];
+    return x->pair_begin[*i] + *i - length;
+}
+
+/* The first number of replicas, of at most `most`, with which the fastest variants of a stage are within tau, or any behind it. */
+static int
+first_within(search *x, int i, int p, int t, double tau, int most)
+{
+    const tp_layer_space *s = &x->space;
+    blocked *slow = &x->slow[(int64_t)p * s->degrees + t];
+    int first = tau <= slow->tau_s ? slow->first : 0, end = x->replicas_to[most], high = end;
+    if (tau == slow->tau_s && (slow->found || first >= end))
+        return first < end ? first : s->replicas;
+    if (tau > slow->tau_s && slow->found && slow->first < end)
+        high = slow->first;
+    else if (x->sums.faster[t] && first < end && tp_layer_sums_slower(s, &x->sums, i, x->inner[p], t, end - 1, tau))
+        first = end;
+    while (x->sums.faster[t] && first < high) { /* the sums fall with r */
+        int r = (first + high) / 2;
+        if (tp_layer_sums_slower(s, &x->sums, i, x->inner[p], t, r, tau))
+            first = r + 1;
+        else
+            high = r;
+    }
+    while (first < end && fastest_within(x, i, p, t, first, tau) < 0)
+        first++;
+    *slow = (blocked){tau, (int16_t)first, first < end};
+    return first < end ? first : s->replicas;
 }
 
 /* Stages i \ j before each entry of j: the least d that is fast enough, for each tensor degree. */
 static void
-extend(search *x, int i, int p, double tau)
+extend(search *x, int i, int p, double tau, int most_devices)
 {
     const tp_layer_space *s = &x->space;
-    int j = x->inner[p];
+    int j = x->inner[p], like_i = i, like = like_of(x, &like_i, p);
+    const entry *rests = x->front + (int64_t)j * (s->reach + 1);
     for (int t = 0; t < s->degrees; t++) {
-        const limits *limit = &x->limit[(int64_t)p * s->degrees + t];
-        int tensor = s->degree[t], most = s->graph->devices / tensor, first = 0;
-        if (!limit->has)
+        int tensor = s->degree[t], most = (most_devices - rests[x->fronts[j] - 1].k) / tensor;
+        if (most < 1 || !tp_layer_sums_has(s, &x->sums, i, j, t))
             continue;
-        while (first < s->replicas && s->replica[first] <= most &&
-               (limit->work_s > tau * s->replica[first] || fastest_of(x, i, p, t, first)->time_s > tau))
-            first++;
-        for (int e = 0; e < x->fronts[j]; e++) {
-            const entry *rest = &x->front[(int64_t)j * (s->reach + 1) + e];
+        int first = first_within(x, like_i, like, t, tau, most < s->reach ? most : s->reach), e = 0;
+        for (int end = x->fronts[j]; e < end && first < s->replicas;) { /* to the first that leaves it the devices */
+            int middle = (e + end) / 2;
+            if (rests[middle].k + s->replica[first] * tensor > most_devices)
+                e = middle + 1;
+            else
+                end = middle;
+        }
+        for (; e < x->fronts[j] && first < s->replicas; e++) {
+            const entry *rest = &rests[e];
             for (int r = first; r < s->replicas; r++) {
                 int d = s->replica[r], to = rest->s + d, k = rest->k + d * tensor;
                 if (tp_deadline_told_after(&x->asked, 64))
                     return;
-                if (d > most || to > s->reach || k > s->graph->devices)
+                if (to > s->reach || k > most_devices)
                     break;
                 if (x->at[to].k <= k)
                     break; /* known as good: it beats every larger d too */
-                if (limit->work_s > tau * d || !within(x, i, p, t, r, (to + d - 1) / d, tau)) {
+                if (!within(x, like_i, like, t, r, (to + d - 1) / d, tau)) {
                     first = r + 1; /* with more replicas behind it, as of the next entries, it is no faster */
                     continue;
                 }
-                x->at[to] = (entry){to, k, j, e, p, (int16_t)t, (int16_t)r};
+                x->at[to] = (entry){(int16_t)to, (int16_t)k, (int16_t)j, (int16_t)e, p, (int16_t)t, (int16_t)r};
                 break;
             }
         }
     }
 }
 
+/* At least so many devices go to the stages before those of each downset, were there memory for the fastest variants; is that, for
+ * all of them, no more than there are? */
 static int
-keep_front(search *x, int i, double tau)
+look_back(search *x, double tau)
 {
     const tp_layer_space *s = &x->space;
-    double needed = x->left_s[i] > 0.0 ? x->left_s[i] / tau * (1.0 - 1e-9) : 0.0; /* tau may be 0 */
+    int devices = s->graph->devices;
+    for (int j = 0; j < s->count - 1; j++)
+        x->need[j] = devices + 1;
+    x->need[s->count - 1] = 0;
+    for (int i = s->count - 1; i > 0; i--)
+        for (int p = x->pair_begin[i]; p < x->pair_begin[i + 1] && x->need[i] < devices; p++) {
+            int *need = &x->need[x->inner[p]], like_i = i, like = like_of(x, &like_i, p);
+            if (tp_deadline_told_after(&x->asked, 64))
+                return 0;
+            for (int t = 0; t < s->degrees; t++) {
+                int most = (*need - 1 - x->need[i]) / s->degree[t];
+                if (most < 1)
+                    break; /* degrees ascend */
+                if (!tp_layer_sums_has(s, &x->sums, i, x->inner[p], t))
+                    continue;
+                int first = first_within(x, like_i, like, t, tau, most < s->reach ? most : s->reach);
+                if (first < s->replicas)
+                    *need = x->need[i] + s->replica[first] * s->degree[t];
+            }
+        }
+    return x->need[0] <= devices;
+}
+
+static int
+keep_front(search *x, int i)
+{
+    const tp_layer_space *s = &x->space;
     int kept = 0, least = s->graph->devices + 1;
     entry *front = x->front + (int64_t)i * (s->reach + 1);
     for (int to = 0; to <= s->reach; to++)
-        if (x->at[to].k < least && x->at[to].k + needed <= s->graph->devices) {
+        if (x->at[to].k < least) {
             front[kept++] = x->at[to];
             least = x->at[to].k;
         }
@@ -330,7 +329,7 @@ solve_entry(search *x, int i, const entry *e)
 {
     int d = x->space.replica[e->r], y = (e->s + d - 1) / d;
     fill_pack(x, i, e->pair, e->t, e->r);
-    return solve_pack(x, y);
+    return solve_pack(x, y, INFINITY);
 }
 
 /* The largest time of a plan with none above tau: of the one on the fewest devices; INFINITY if there is none, or if the thread is
@@ -340,17 +339,20 @@ probe(search *x, double tau)
 {
     const tp_layer_space *s = &x->space;
     x->searches++;
+    if (!look_back(x, tau))
+        return INFINITY;
     x->front[0] = (entry){0, 0, -1, -1, -1, 0, 0};
     x->fronts[0] = 1;
     for (int i = 1; i < s->count; i++) {
         for (int to = 0; to <= s->reach; to++)
-            x->at[to].k = INT32_MAX;
+            x->at[to].k = INT16_MAX;
+        int most = s->graph->devices - x->need[i];
         for (int p = x->pair_begin[i]; p < x->pair_begin[i + 1] && !tp_deadline_was_told(); p++)
             if (x->fronts[x->inner[p]] > 0)
-                extend(x, i, p, tau);
+                extend(x, i, p, tau, most);
         if (tp_deadline_was_told())
             return INFINITY;
-        keep_front(x, i, tau);
+        keep_front(x, i);
     }
     int i = s->count - 1, at = x->fronts[i] - 1;
     if (at < 0)
@@ -365,33 +367,18 @@ probe(search *x, double tau)
     return most;
 }
 
-/* Of downset i, by degree: the least times of its nodes, and how many of them lack the degree. And of the nodes outside it,
- * by any degree, the least device seconds. */
-static void
-sum_work(search *x, int i, double *work, int *lacking)
+/* The least device seconds of all nodes, by any degree. */
+static double
+sum_work(const tp_layer_graph *g)
 {
-    const tp_layer_space *s = &x->space;
-    const tp_layer_graph *g = s->graph;
+    double sum = 0.0;
     for (int n = 0, v = 0; n < g->nodes; n++) {
-        int inside = s->set[(int64_t)i * s->words + (n >> 6)] >> (n & 63) & 1;
-        double device = INFINITY;
-        for (int t = 0; t < s->degrees; t++)
-            lacking[t] += inside;
-        while (v < g->variants && g->node[v] == n) {
-            int degree = g->degree[v], t = 0;
-            double least = INFINITY;
-            for (; v < g->variants && g->node[v] == n && g->degree[v] == degree; v++)
-                least = fmin(least, g->time_s[v]);
-            device = fmin(device, degree * least);
-            while (t < s->degrees && s->degree[t] != degree)
-                t++;
-            if (inside && t < s->degrees) {
-                work[t] += least;
-                lacking[t]--;
-            }
-        }
-        x->left_s[i] += inside ? 0.0 : device;
+        double least = INFINITY;
+        for (; v < g->variants && g->node[v] == n; v++)
+            least = fmin(least, g->degree[v] * g->time_s[v]);
+        sum += least;
     }
+    return sum;
 }
 
 static tp_status
@@ -399,8 +386,6 @@ open_pairs(search *x)
 {
     const tp_layer_space *s = &x->space;
     int64_t pairs = 0;
-    double *work = NULL;
-    int *lacking = NULL;
     for (int i = 0; i < s->count; i++) {
         TP_TRY(tp_deadline_check_after(&x->asked, 4 * (int64_t)i * s->words));
         for (int j = 0; j < i; j++)
@@ -412,18 +397,14 @@ open_pairs(search *x)
     TP_ARENA_TAKE(s->arena, pairs, x->inner);
     TP_ARENA_TAKE(s->arena, s->count, x->pair_begin);
     TP_ARENA_TAKE(s->arena, pairs * s->degrees * s->replicas, x->fast);
-    TP_ARENA_TAKE(s->arena, pairs * s->degrees, x->limit);
-    TP_ARENA_TAKE(s->arena, (int64_t)s->count * s->degrees, work);
-    TP_ARENA_TAKE(s->arena, (int64_t)s->count * s->degrees, lacking);
+    TP_ARENA_TAKE(s->arena, pairs * s->degrees, x->unfit);
+    TP_ARENA_TAKE(s->arena, pairs * s->degrees, x->slow);
     for (int i = 0; i < s->count; i++) {
-        TP_TRY(tp_deadline_check_after(&x->asked, 16 * ((int64_t)i + s->graph->variants)));
-        sum_work(x, i, work + i * s->degrees, lacking + i * s->degrees);
+        TP_TRY(tp_deadline_check_after(&x->asked, 4 * (int64_t)i * s->words));
         x->pair_begin[i] = x->pairs;
         for (int j = 0; j < i; j++)
-            if (tp_layer_within(s, j, i)) {
-                x->inner[x->pairs] = j;
-                note_pair(x, x->pairs++, i, j, work, lacking);
-            }
+            if (tp_layer_within(s, j, i))
+                x->inner[x->pairs++] = j;
     }
     x->pair_begin[s->count] = x->pairs;
     return TP_OK;
@@ -433,26 +414,27 @@ static tp_status
 open_search(search *x, const tp_layer_graph *g, tp_arena *arena)
 {
     tp_layer_space *s = &x->space;
-    int widest = 1;
     TP_TRY(tp_layer_space_open(g, arena, s));
     TP_TRY(tp_layer_pair_open(s, &x->pair));
     TP_TRY(tp_layer_pack_open(s, &x->pack));
-    TP_ARENA_TAKE(arena, s->count, x->left_s);
+    TP_ARENA_TAKE(arena, s->count, x->need);
     TP_TRY(open_pairs(x));
+    TP_TRY(tp_layer_sums_open(s, &x->sums, &x->asked));
+    int64_t most = (int64_t)x->pairs * s->degrees * s->replicas * (int64_t)sizeof *x->fast;
+    TP_TRY(tp_layer_prices_open(s, most > LISTS ? most : LISTS, &x->prices));
+    TP_TRY(tp_layer_alike_open(s, 0, 0, &x->alike));
     x->filled = -1;
     x->packed = -1;
-    for (int v = 0, same = 0; v < g->variants; v++) {
-        same = v > 0 && g->node[v] == g->node[v - 1] && g->degree[v] == g->degree[v - 1] ? same + 1 : 1;
-        widest = same > widest ? same : widest;
-    }
     TP_ARENA_TAKE(arena, (int64_t)s->count * (s->reach + 1), x->front);
     TP_ARENA_TAKE(arena, s->count, x->fronts);
     TP_ARENA_TAKE(arena, s->reach, x->at);
-    TP_ARENA_TAKE(arena, (int64_t)POINTS * widest, x->points);
-    TP_ARENA_TAKE(arena, (int64_t)POINTS * widest, x->merged);
-    TP_ARENA_TAKE(arena, (int64_t)POINTS * widest, x->spare);
-    TP_ARENA_TAKE(arena, (int64_t)POINTS * g->nodes, x->kept);
-    TP_ARENA_TAKE(arena, (int64_t)1 << CACHE_BITS, x->cache);
+    TP_ARENA_TAKE(arena, s->reach, x->replicas_to);
+    for (int d = 1, r = 0; d <= s->reach; d++)
+        x->replicas_to[d] = r += r < s->replicas && s->replica[r] == d;
+    TP_TRY(tp_layer_choice_open(s, x->sums.slack, &x->choice));
+    for (x->cache_bits = 8; x->cache_bits < MOST_CACHE_BITS && 1 << x->cache_bits < 2 * x->pairs * s->degrees; x->cache_bits++)
+        ;
+    TP_ARENA_TAKE(arena, (int64_t)1 << x->cache_bits, x->cache);
     return TP_OK;
 }
 
@@ -473,7 +455,7 @@ first_plan(search *x, double *low)
 static tp_status
 find_least(search *x, tp_layer_plan *plan)
 {
-    double low = x->left_s[0] / x->space.graph->devices * (1.0 - 1e-9), work = low, high = first_plan(x, &low);
+    double low = sum_work(x->space.graph) / x->space.graph->devices * (1.0 - 1e-9), work = low, high = first_plan(x, &low);
     TP_TRY(tp_deadline_check_told());
     if (!(high < INFINITY))
         return tp_layer_infeasible(&x->space, &x->pair, &x->pack);
@@ -491,7 +473,7 @@ find_least(search *x, tp_layer_plan *plan)
         else
             low = tau;
     }
-    plan->optimal = !x->capped;
+    plan->optimal = !x->choice.capped;
     plan->lower_bound_s = plan->optimal ? high * (1.0 - 1e-12) : work;
     probe(x, high); /* the fronts of the plan itself */
     return tp_deadline_check_told();
@@ -531,7 +513,7 @@ tp_plan_layers(const tp_layer_graph *graph, tp_layer_plan *out)
         write_plan(&x, out);
     out->pairs = x.pairs;
     out->searches = x.searches;
-    out->knapsacks = x.knapsacks;
+    out->knapsacks = x.choice.knapsacks;
     tp_arena_close(&arena);
     out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
     return status;

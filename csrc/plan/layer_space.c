@@ -119,27 +119,19 @@ open_variants(tp_layer_space *s)
     if (s->degrees > 32)
         return tp_fail(TP_EVALUE, "%d tensor degrees: at most 32 are possible", s->degrees);
     TP_ARENA_TAKE(s->arena, (int64_t)g->nodes * s->degrees, s->begin);
+    TP_ARENA_TAKE(s->arena, (int64_t)g->nodes * s->degrees, s->end);
     int at = 0;
     for (int n = 0; n < g->nodes; n++) {
         for (int t = 0; t < s->degrees; t++) {
             s->begin[n * s->degrees + t] = at;
             while (at < g->variants && g->node[at] == n && g->degree[at] == s->degree[t])
                 at++;
+            s->end[n * s->degrees + t] = at;
         }
         while (at < g->variants && g->node[at] == n)
             at++;
     }
     return TP_OK;
-}
-
-/* End of the variants of (node, degree): the next begin may lie behind variants of degrees that nobody can use. */
-static int
-end_of(const tp_layer_space *s, int n, int t)
-{
-    int at = s->begin[n * s->degrees + t];
-    while (at < s->graph->variants && s->graph->node[at] == n && s->graph->degree[at] == s->degree[t])
-        at++;
-    return at;
 }
 
 static tp_status
@@ -213,6 +205,8 @@ grow_downsets(tp_layer_space *s, int *table)
                 if (table[cell] != 0)
                     continue;
                 table[cell] = s->count;
+                s->smaller[s->count] = i;
+                s->added[s->count] = v;
                 if (++s->count > MOST_DOWNSETS)
                     return tp_fail(TP_EVALUE, "the graph has more than %d downsets: it branches too much to plan; merge nodes",
                                    MOST_DOWNSETS);
@@ -235,6 +229,8 @@ tp_layer_space_open(const tp_layer_graph *graph, tp_arena *arena, tp_layer_space
         if (graph->micro_batches % d == 0)
             s->replica[s->replicas++] = d;
     TP_ARENA_TAKE(arena, (int64_t)(MOST_DOWNSETS + 1) * s->words, s->set);
+    TP_ARENA_TAKE(arena, MOST_DOWNSETS + 1, s->smaller);
+    TP_ARENA_TAKE(arena, MOST_DOWNSETS + 1, s->added);
     int *table = NULL;
     TP_ARENA_TAKE(arena, 1 << TABLE_BITS, table);
     return grow_downsets(s, table);
@@ -297,7 +293,7 @@ tp_layer_pair_fill(const tp_layer_space *s, int i, int j, tp_layer_pair *pair)
     for (int n = next_of(s, all, later, 0); n < g->nodes; n = next_of(s, all, later, n + 1)) {
         pair->node[pair->nodes++] = n;
         for (int t = 0; t < s->degrees; t++) {
-            int end = end_of(s, n, t);
+            int end = s->end[n * s->degrees + t];
             if (end == s->begin[n * s->degrees + t])
                 pair->degrees &= ~(1u << t);
             for (int v = s->begin[n * s->degrees + t]; v < end; v++)
@@ -328,9 +324,9 @@ weigh(const tp_layer_space *s, double seconds)
 }
 
 double
-tp_layer_least_time(const tp_layer_space *s, int v, int d)
+tp_layer_time(const tp_layer_space *s, int v, double crossing, int d)
 {
-    return weigh(s, seconds_of(s, 0.0, v, d));
+    return weigh(s, seconds_of(s, crossing, v, d));
 }
 
 void
@@ -340,11 +336,11 @@ tp_layer_pack_fill(const tp_layer_space *s, const tp_layer_pair *pair, int t, in
     int at = 0;
     pack->nodes = pair->nodes;
     for (int n = 0; n < pair->nodes; n++) {
-        int end = end_of(s, pair->node[n], t);
+        int end = s->end[pair->node[n] * s->degrees + t];
         pack->begin[n] = at;
         for (int v = s->begin[pair->node[n] * s->degrees + t]; v < end; v++, at++) {
             pack->variant[at] = v;
-            pack->time[at] = weigh(s, seconds_of(s, pair->crossing[v], v, d));
+            pack->time[at] = tp_layer_time(s, v, pair->crossing[v], d);
             pack->a[at] = g->memory_a[v];
             pack->b[at] = g->memory_b[v];
         }

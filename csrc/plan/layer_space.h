@@ -10,9 +10,10 @@ typedef struct {
     tp_arena *arena;
     int words, count;   /* downsets: count of them, words 64-bit words each, by size: 0 is empty, count - 1 is all */
     uint64_t *set;      /* [count * words] */
+    int *smaller, *added; /* [count] of all but the empty one: a downset that is it but for one node, and that node */
     int degrees;        /* different tensor degrees, ascending */
     int *degree;        /* [degrees] */
-    int *begin;         /* [nodes * degrees] first variant of (node, degree) */
+    int *begin, *end;   /* [nodes * degrees] first variant of (node, degree), and behind its last */
     int reach;          /* most replicas in all: min(devices, micro_batches) */
     int replicas;       /* numbers of replicas a stage may have, ascending */
     int *replica;       /* [replicas] */
@@ -60,9 +61,9 @@ tp_layer_pair_fill(const tp_layer_space *space, int i, int j, tp_layer_pair *pai
 void
 tp_layer_pack_fill(const tp_layer_space *space, const tp_layer_pair *pair, int t, int d, tp_layer_pack *pack);
 
-/* What variant v takes in a stage of d replicas that sends and receives nothing: less than in any other. As time in a pack. */
+/* What variant v takes in a stage of d replicas of which it sends and receives so many bytes: 0 is the least. As time in a pack. */
 double
-tp_layer_least_time(const tp_layer_space *space, int v, int d);
+tp_layer_time(const tp_layer_space *space, int v, double crossing, int d);
 
 /* Piper's heuristic at y micro-batches in flight a replica: the time, or INFINITY if nothing fits; choice is set. */
 double

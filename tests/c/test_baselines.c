@@ -142,7 +142,7 @@ check_graph(int round)
         }
     }
     double time[2] = {INFINITY, INFINITY};
-    for (int fail = 0; fail < (round % 50 == 0 ? 40 : 1); fail++)
+    for (int fail = 0; fail < (round % 50 == 0 ? 60 : 1); fail++)
         for (int which = 0; which < 2; which++) {
             tp_layer_plan plan;
             tp_heap_fail_after(fail);
