@@ -219,6 +219,14 @@ def test_few_choices_are_solved_on_long_chains(alike, most) -> None:
     assert backwards.time_per_sample_s == pytest.approx(plan.time_per_sample_s, rel=1e-12)
 
 
+def test_piper_fills_its_table_once_where_its_plan_is_the_best() -> None:
+    """It had begun at a bound by work, and filled the table up to five times: later than with all pairs."""
+    graph = replace(long_chain(12, False), devices=64, micro_batches=64)
+    plan = piper(graph)
+    assert plan.time_per_sample_s <= parallel_layers(graph).time_per_sample_s * (1 + 1e-12) and plan.searches == 1
+    assert plan.stages == piper(graph, exhaustive=True).stages
+
+
 def blocks(layers: int, devices: int, memory: float, micro_batches: int = 60) -> LayerGraph:
     """Equal layers with two tensor degrees, plain and recomputed: a transformer."""
     ways = {

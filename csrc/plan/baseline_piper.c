@@ -5,10 +5,11 @@
  * The first is a falling staircase in s and the second rises, so only the s at which the first drops are tried (the authors'
  * FASTER_DP_IMPLEMENTATION), and the result is made a staircase again.
  *
- * Ours is what spares pairs, where not all are asked for: stages that take longer than a cap, by a floor under their times, are passed over. A plan within the
- * cap is what the whole table would have given: none of its stages, nor of those that tie with them, was passed over. Where there
- * is none the cap grows. Of K stages of a chain about one pair in K / 2 is left, and those are the short ones; stages of like nodes
- * are solved once. */
+ * Ours is what spares pairs, where not all are asked for: stages that take longer than a cap, by a floor under their times, are
+ * passed over. A plan within the cap is what the whole table would have given: none of its stages, nor of those that tie with
+ * them, was passed over. The cap begins at the least that any plan takes, which the exact planner finds in a fraction of the
+ * time; the heuristic seldom needs more, and where there is no plan within the cap it grows. Of K stages of a chain about one
+ * pair in K / 2 is left, and those are the short ones; stages of like nodes are solved once. */
 #include "csrc/plan/layer_alike.h"
 
 #include <math.h>
@@ -18,7 +19,7 @@
 #include "csrc/base/deadline.h"
 
 enum { ROUNDS = 4, KEPT = 1 << 20 }; /* KEPT: doubles of stages' times, where the table is smaller */
-static const double cap_of_round[ROUNDS] = {1.1, 1.4, 2.0, 4.0}; /* of the least that any plan takes */
+static const double cap_of_round[ROUNDS] = {1.0 + 1e-9, 1.02, 1.2, 2.0}; /* of the least that any plan takes */
 
 typedef struct {
     tp_layer_space space;
@@ -191,24 +192,17 @@ may_take_anyhow(const piper *p, int i, int j, double most)
     return 0;
 }
 
-/* No plan takes less: its slowest stage has an even share of the work, or the slowest node. */
-static double
-least_plan(const piper *p)
+/* In ticks, a little more than no plan takes less than. It need not be right: with too small a cap there is another round, with
+ * too large a one fewer stages are passed over. */
+static tp_status
+least_plan(const piper *p, double *least)
 {
-    const tp_layer_space *s = &p->space;
-    double work = 0.0, slowest = 0.0;
-    for (int n = 0; n < s->graph->nodes; n++) {
-        double share = INFINITY, alone = INFINITY;
-        for (int t = 0; t < s->degrees; t++)
-            for (int r = 0; r < s->replicas && s->replica[r] * s->degree[t] <= s->graph->devices; r++) {
-                double least = least_of_node(s, n, t, s->replica[r]);
-                alone = fmin(alone, least);
-                share = fmin(share, least * s->degree[t] * s->replica[r] / s->graph->devices);
-            }
-        work += share;
-        slowest = fmax(slowest, alone);
-    }
-    return fmax(work, slowest);
+    tp_layer_plan exact;
+    tp_status status = tp_plan_layers(p->space.graph, &exact);
+    double tick = p->space.tick_s;
+    *least = exact.time_per_sample_s / (tick > 0.0 ? tick : 1.0) + (tick > 0.0 ? p->space.graph->nodes : 0);
+    tp_layer_plan_free(&exact);
+    return status;
 }
 
 static tp_status
@@ -355,17 +349,18 @@ piper_in(tp_arena *arena, const tp_layer_graph *graph, int exhaustive, tp_layer_
                                    &p.alike));
     TP_TRY(lay_floor(&p));
     int i = p.space.count - 1, k = graph->devices, s = p.space.reach;
-    double least = least_plan(&p);
-    int may_fit = 1;
-    for (int round = 0; round == 0 || (may_fit && p.passed && !(row_of(&p, i, k)[s] <= p.cap)); round++) {
+    double least = INFINITY;
+    if (!exhaustive)
+        TP_TRY(least_plan(&p, &least));
+    int round = 0;
+    for (; round == 0 || (p.passed && !(row_of(&p, i, k)[s] <= p.cap)); round++) {
         p.cap = round < ROUNDS && !exhaustive ? cap_of_round[round] * least : INFINITY;
         TP_TRY(fill_table(&p));
-        if (round == 0 && !(row_of(&p, i, k)[s] < INFINITY))
-            TP_TRY(tp_layer_may_fit(&p.space, &may_fit));
     }
     plan->pairs = p.pairs;
+    plan->searches = round;
     plan->knapsacks = p.knapsacks;
-    if (!may_fit || !(row_of(&p, i, k)[s] < INFINITY))
+    if (!(row_of(&p, i, k)[s] < INFINITY))
         return tp_layer_infeasible(&p.space, &p.pair, &p.pack);
     while (i > 0) {
         i = find_stage(&p, i, &k, &s, plan);

@@ -42,7 +42,7 @@ typedef struct {
     double time_per_sample_s, lower_bound_s; /* no plan is faster than the bound; 0 where the planner proves none */
     int optimal;
     int64_t downsets, pairs; /* of the graph; pairs: of a downset and one within it */
-    int64_t searches;        /* exact: thresholds tried */
+    int64_t searches;        /* exact: thresholds tried; Piper's: tables filled */
     int64_t knapsacks;       /* choices of variants solved */
     double seconds;
 } tp_layer_plan;
@@ -53,8 +53,8 @@ tp_layer_graph_check(const tp_layer_graph *graph);
 
 /* Piper's dynamic programme as published (section 4, with the authors' speed-up over the sums of replicas at which a value
  * drops) and their knapsack heuristic: from the fastest variants, the exchanges of least time per byte until it fits.
- * exhaustive: of all pairs of downsets every stage is solved, as theirs does; 0: those that the best plan cannot have are passed
- * over, and like ones solved once: the same plan, sooner.
+ * exhaustive: of all pairs of downsets every stage is solved, as theirs does; 0: those that are slower than the best plan, whose
+ * time tp_plan_layers tells, are passed over, and like ones solved once: the same plan, sooner on all but the smallest graphs.
  * O(downsets^2 devices^2) time, O(downsets devices min(devices, micro_batches)) memory. End with tp_layer_plan_free.
  * EVALUE, EMEMORY, EINFEASIBLE naming the bytes short. */
 TP_MUST_USE tp_status

@@ -285,16 +285,6 @@ open_search(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pack, s
 }
 
 tp_status
-tp_layer_may_fit(const tp_layer_space *s, int *may)
-{
-    space_search x;
-    TP_TRY(open_search(s, NULL, NULL, &x, may));
-    /* differences of large sums may round by more than a billionth */
-    *may = !*may || pass(&x, s->graph->memory_bytes * (1.0 + 1e-6));
-    return tp_deadline_check_told();
-}
-
-tp_status
 tp_layer_infeasible(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pack)
 {
     space_search x;

@@ -94,8 +94,5 @@ tp_layer_plan_finish(const tp_layer_space *space, tp_layer_plan *plan);
  * where no memory would do, the devices or micro-batches that are short. (layer_least.c) */
 tp_status
 tp_layer_infeasible(const tp_layer_space *space, tp_layer_pair *pair, tp_layer_pack *pack);
-/* *may 0: whatever the variants, no plan fits, and none would with a millionth more memory. (layer_least.c) */
-TP_MUST_USE tp_status
-tp_layer_may_fit(const tp_layer_space *space, int *may);
 
 #endif

@@ -118,7 +118,7 @@ class LayerPlan(Answer):
     pairs: int
     """Sets of nodes that may be a stage."""
     searches: int
-    """Thresholds that ``parallel_layers`` tried."""
+    """Thresholds that ``parallel_layers`` tried; of ``piper`` tables filled."""
     knapsacks: int
     """Choices of variants that were solved."""
     planning_time_s: float
@@ -282,9 +282,9 @@ def piper(graph: LayerGraph, *, exhaustive: bool = False) -> LayerPlan:
     authors' knapsack heuristic for the variants. Its memory grows with downsets x devices^2 x 18 bytes at most.
 
     graph: of :func:`load_piper`, :func:`layer_graph` or made by hand; seconds of a micro-batch, bytes. exhaustive: solve all
-    stages, as the authors' programme does; otherwise those that the best plan cannot have are passed over, and like ones solved
-    once: the same plan, sooner. InvalidValueError or InvalidTypeError name the node, variant or edge; InfeasibleError the bytes
-    that are short."""
+    stages, as the authors' programme does; otherwise those that the best plan cannot have, by the time that ``parallel_layers``
+    finds, are passed over, and like ones solved once: the same plan, sooner on all but the smallest graphs. InvalidValueError or
+    InvalidTypeError name the node, variant or edge; InfeasibleError the bytes that are short."""
     return _plan(graph, True, flag(exhaustive, "exhaustive"))
 
 
