@@ -366,6 +366,10 @@ WAY = ("nodes", 0, "TMPCs", "1", 0)
         (change((*WAY, "memoryUsageB"), None), ValueError, "has no 'memoryUsageB'"),
         (change((*WAY, "syncTimeBw"), {}), ValueError, "syncTimeBw lacks node 9"),
         (change((*WAY, "syncTimeFw"), {"9": 1.0}), ValueError, "syncTimeFw names node 9"),
+        (change(("edges", 0, "communicationCost"), 1e308), ValueError, r"graph.json: edges\[0\]: communicationCost is 1e\+308"),
+        (change((*WAY, "parameterSize"), 1e308), ValueError, r"graph.json: node 7 .*parameterSize is 1e\+308: .* at most 1e\+300"),
+        (change(("maxMemoryPerDevice",), 1e308), ValueError, r"graph.json: maxMemoryPerDevice is 1e\+308"),
+        (change(("maxDevices",), 1e100), ValueError, r"graph.json: maxDevices is 1"),
         (change(("edges", 0, "communicationCost"), -4.0), ValueError, r"edges\[0\]: communicationCost is -4"),
         (change(("edges", 0, "destId"), 8), ValueError, r"edges\[0\] ends at node 8"),
     ],
@@ -387,6 +391,9 @@ def test_a_file_that_is_no_json_names_the_line(tmp_path) -> None:
 
 
 # ---- graphs that cannot be planned ------------------------------------------------------------------------------------------
+
+
+WAY_A = LayerVariant("a", 1.0)
 
 
 def plain(n: int, edges, **changes) -> LayerGraph:
@@ -415,6 +422,19 @@ def plain(n: int, edges, **changes) -> LayerGraph:
         (replace(plain(1, []), nodes=[LayerNode(0, {0: [LayerVariant("a", 1.0)]})]), ValueError, "tensor degree 0"),
         (replace(plain(1, []), nodes=[LayerNode(0, {1: [LayerVariant("a", math.inf)]})]), ValueError, "node 0, .*time_s is inf"),
         ("graph.json", TypeError, "graph is str"),
+        (replace(plain(1, []), nodes=3), TypeError, "nodes is 3: a list of LayerNodes"),
+        (replace(plain(1, []), nodes=[3]), TypeError, r"nodes\[0\] is 3: a LayerNode would"),
+        (replace(plain(1, []), nodes=[LayerNode([1], {})]), TypeError, r"nodes\[0\].id is \[1\]: an integer"),
+        (replace(plain(1, []), nodes=[LayerNode(0, [WAY_A])]), TypeError, r"node 0: variants is \[Layer.*: a dict of lists"),
+        (replace(plain(1, []), nodes=[LayerNode(0, {1: 3})]), TypeError, r"node 0: variants\[1\] is 3: a list of LayerVariants"),
+        (replace(plain(1, []), nodes=[LayerNode(0, {1: [3]})]), TypeError, r"node 0: variants\[1\]\[0\] is 3: a LayerVariant"),
+        (replace(plain(1, []), nodes=[LayerNode(0, {"1": [WAY_A]})]), TypeError, "node 0: a tensor degree is '1': an integer"),
+        (replace(plain(1, []), nodes=[LayerNode(0, {1: [replace(WAY_A, sync_bytes=3)]})]), TypeError, "sync_bytes is 3: a dict"),
+        (replace(plain(1, []), nodes=[LayerNode(0, {1: [replace(WAY_A, time_s=1e308)]})]), ValueError,
+         r"node 0, 1 devices, variant 'a': time_s is 1e\+308: .* at most 1e\+300"),
+        (replace(plain(2, []), edges=None), TypeError, "edges is None: a list of LayerEdges"),
+        (replace(plain(2, []), edges=[(0, 1)]), TypeError, r"edges\[0\] is \(0, 1\): a LayerEdge"),
+        (replace(plain(2, []), edges=[LayerEdge([0], 1)]), TypeError, r"edges\[0\].source is \[0\]"),
     ],
 )
 def test_bad_graphs_are_refused_by_name(planner, graph, error, words) -> None:

@@ -60,6 +60,16 @@ def test_random_graphs_are_ordered_and_cycles_named():
             assert cycle[0] == cycle[-1] and all(step in {*pairs, (b, a)} for step in itertools.pairwise(cycle))
 
 
+@pytest.mark.parametrize(("nodes", "edges", "words"), [
+    ({}, None, "edges is None: a list, .source, target. or"), ({}, 3, "edges is 3: a list"), ({}, "0 1", "edges is '0 1'"),
+    (None, [], "nodes is NoneType: a dict of float64"),
+])  # fmt: skip
+def test_what_is_no_graph_is_refused_by_name(nodes, edges, words):
+    ones = {key: np.ones(3) for key in NEEDED}
+    with pytest.raises(tp.InvalidTypeError, match=words):
+        Nodes.from_graph(ones if nodes == {} else nodes, edges)
+
+
 def test_nodes_are_saved_and_loaded(tmp_path):
     nodes, edges = diamond()
     made = Nodes.from_graph({**nodes, "blocks": [0, 1, 1, 2, 3], "working_bytes": np.ones(5)}, edges)

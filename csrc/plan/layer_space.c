@@ -20,8 +20,7 @@ check_value(double value, const char *what, int index, int node)
 {
     if (value >= 0.0 && value <= 1e300)
         return TP_OK;
-    return tp_fail(TP_EVALUE, "%s of variant %d (node %d) is %g: a finite value of 0 or more is needed", what, index, node,
-                   value);
+    return tp_fail(TP_EVALUE, "%s of variant %d (node %d) is %g: a value of 0 to 1e300 is needed", what, index, node, value);
 }
 
 static tp_status
@@ -92,7 +91,7 @@ tp_layer_graph_check(const tp_layer_graph *g)
     if (g->micro_batches < 1)
         return tp_fail(TP_EVALUE, "micro_batches is %d: at least 1 is needed", g->micro_batches);
     if (!(g->memory_bytes > 0.0 && g->memory_bytes <= 1e300))
-        return tp_fail(TP_EVALUE, "memory_bytes is %g: more than 0, and finite, is needed", g->memory_bytes);
+        return tp_fail(TP_EVALUE, "memory_bytes is %g: more than 0, and at most 1e300, is needed", g->memory_bytes);
     if (!(g->bandwidth_Bps > 0.0))
         return tp_fail(TP_EVALUE, "bandwidth_Bps is %g: more than 0 is needed", g->bandwidth_Bps);
     TP_TRY(check_variants(g));

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,14 +150,28 @@ class LayerPlan(Answer):
 
 
 _Packed = tuple[tuple[Any, ...], list[LayerVariant]]
+_MOST = 1e300  # the core's (csrc/plan/layer_space.c): sums of a graph stay finite
 
 
 def _number(value: Any, what: str, least: float = 0.0) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _core.InvalidTypeError(f"{what} is {brief(value)}: a number would be right")
-    if not max(least, -sys.float_info.max) <= value <= sys.float_info.max:
-        raise _core.InvalidValueError(f"{what} is {brief(value)}: a finite number of at least {least:g} is needed")
+    if not max(least, -_MOST) <= value <= _MOST:
+        raise _core.InvalidValueError(f"{what} is {brief(value)}: a finite number of at least {least:g} and at most {_MOST:g} "
+                                      "is needed")
     return float(value)
+
+
+def _is(value: Any, kind: type | tuple[type, ...], what: str, right: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, (str, bytes)):
+        raise _core.InvalidTypeError(f"{what} is {brief(value)}: {right} would be right")
+
+
+def _is_id(value: Any, what: str) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise _core.InvalidTypeError(f"{what} is {brief(value)}: an integer would be right") from None
 
 
 def _called(node: LayerNode) -> str:
@@ -173,7 +186,7 @@ def _numbers(
     values: Sequence[Any], names: Sequence[str], node: LayerNode, degree: int, variant: LayerVariant
 ) -> Sequence[float]:
     """Of a variant: themselves, where there is nothing to say of them, or each in its turn by its name."""
-    if all(type(value) is float and 0.0 <= value <= sys.float_info.max for value in values):
+    if all(type(value) is float and 0.0 <= value <= _MOST for value in values):
         return values
     return [_number(value, f"{_of_variant(node, degree, variant)}: {name}") for value, name in zip(values, names, strict=True)]
 
@@ -183,6 +196,9 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
     seen: set[tuple[int, int]] = set()
     others: list[list[int]] = [[] for _ in graph.nodes]
     for k, edge in enumerate(graph.edges):
+        _is(edge, LayerEdge, f"edges[{k}]", "a LayerEdge")
+        _is_id(edge.source, f"edges[{k}].source")
+        _is_id(edge.target, f"edges[{k}].target")
         for end in (edge.source, edge.target):
             if end not in index:
                 raise _core.InvalidValueError(f"edge {k} ({edge.source} to {edge.target}) ends at {end!r}, which is no node")
@@ -202,11 +218,30 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
     return others
 
 
+def _check_ways(node: LayerNode) -> None:
+    """What variants are, before anything is read of one."""
+    _is(node.variants, Mapping, f"{_called(node)}: variants", "a dict of lists of LayerVariants, by tensor degree,")
+    for degree, ways in node.variants.items():
+        if integer(degree, f"{_called(node)}: a tensor degree") < 1:
+            raise _core.InvalidValueError(f"{_called(node)} has tensor degree {degree}: at least 1 is needed")
+        what = f"{_called(node)}: variants[{degree}]"
+        _is(ways, Sequence, what, "a list of LayerVariants")
+        for k, way in enumerate(ways):
+            _is(way, LayerVariant, f"{what}[{k}]", "a LayerVariant")
+            _is(way.sync_bytes, Mapping, f"{what}[{k}].sync_bytes", "a dict of bytes, by a neighbour's id,")
+    if not any(node.variants.values()):
+        raise _core.InvalidValueError(f"{_called(node)} has no variant: at least one is needed")
+
+
 def _pack(graph: LayerGraph) -> _Packed:
+    _is(graph.nodes, Sequence, "nodes", "a list of LayerNodes")
+    _is(graph.edges, Sequence, "edges", "a list of LayerEdges")
     if not graph.nodes:
         raise _core.InvalidValueError("the graph has no nodes: at least one is needed")
     index: dict[int, int] = {}
-    for node in graph.nodes:
+    for k, node in enumerate(graph.nodes):
+        _is(node, LayerNode, f"nodes[{k}]", "a LayerNode")
+        _is_id(node.id, f"nodes[{k}].id")
         if node.id in index:
             raise _core.InvalidValueError(f"{_called(node)} is there twice: ids must differ")
         index[node.id] = len(index)
@@ -215,11 +250,8 @@ def _pack(graph: LayerGraph) -> _Packed:
     sync: list[float] = []
     variants: list[LayerVariant] = []
     for node in graph.nodes:
-        if not any(node.variants.values()):
-            raise _core.InvalidValueError(f"{_called(node)} has no variant: at least one is needed")
+        _check_ways(node)
         for degree in sorted(node.variants):
-            if integer(degree, f"{_called(node)}: a tensor degree") < 1:
-                raise _core.InvalidValueError(f"{_called(node)} has tensor degree {degree}: at least 1 is needed")
             for variant in node.variants[degree]:
                 given = variant.time_s, variant.param_bytes, variant.memory_a, variant.memory_b
                 time_s, params, a, b = _numbers(given, ("time_s", "param_bytes", "memory_a", "memory_b"), node, degree, variant)
@@ -382,7 +414,7 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 def _whole(value: Any, what: str) -> int:
-    number = _number(value, what, -math.inf if "id" in what.lower() else 1)
+    number = _number(value, what, -math.inf if what.endswith(("id", "Id")) else 1)
     if number != int(number):
         raise _core.InvalidValueError(f"{what} is {brief(value)}: an integer would be right")
     return int(number)
@@ -446,9 +478,9 @@ def load_piper(path: str | Path) -> LayerGraph:
     except ValueError as error:
         raise _core.InvalidValueError(f"{path} is no JSON: {error}") from None
     where = str(path)
-    devices = _whole(_field(record, "maxDevices", where), f"{where}: maxDevices")
+    devices = integer(_whole(_field(record, "maxDevices", where), f"{where}: maxDevices"), f"{where}: maxDevices")
     batch = "maxBatchSize" if "maxBatchSize" in record else "mbsInBatch"
-    micro_batches = _whole(_field(record, batch, where), f"{where}: {batch}")
+    micro_batches = integer(_whole(_field(record, batch, where), f"{where}: {batch}"), f"{where}: {batch}")
     limits = [_number(_field(record, key, where), f"{where}: {key}", 1e-9) for key in ("maxMemoryPerDevice", "bandwidth")]
     ids: list[int] = []
     for k, node in enumerate(_list(_field(record, "nodes", where), f"{where}: nodes")):

@@ -17,7 +17,7 @@ from .. import _core
 from .._core import InvalidTypeError, InvalidValueError
 from .._files import loads, no_folder, path_of, write_json
 from ..config import brief
-from .arguments import FloatArray, array
+from .arguments import FloatArray, array, listed
 
 __all__ = ["Nodes", "load_nodes"]
 
@@ -163,13 +163,15 @@ class Nodes:
         given. cut_bytes and cut_tensors are what crosses each boundary; a tensor of several readers counts once. A cycle
         is a ValueError that names its nodes.
         """
+        if not isinstance(nodes, Mapping):
+            raise InvalidTypeError(f"nodes is {type(nodes).__name__}: a dict of float64 [n] arrays would be right")
         given = cls.of({key: value for key, value in nodes.items() if key not in ("cut_bytes", "cut_tensors")})
         number = {name: k for k, name in enumerate(given.names)}
         if len(number) < len(given.names):
             twice = next(name for k, name in enumerate(given.names) if number[name] != k)
             raise InvalidValueError(f"two nodes are named {twice!r}")
         links: list[Edge] = []
-        for at, edge in enumerate(edges):
+        for at, edge in enumerate(listed(edges, "edges", "(source, target) or (source, target, bytes) each")):
             if isinstance(edge, str) or not isinstance(edge, Sequence) or len(edge) not in (2, 3):
                 raise InvalidValueError(f"edge {at} is {brief(edge)}: (source, target) or (source, target, bytes) would be right")
             ends = []
