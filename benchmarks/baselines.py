@@ -6,9 +6,11 @@ micro-batches as stages, messages that cost 0.1 units of the receiving stage: PL
 
 Layer graph: embedding, 32 or 64 transformer layers, pooler, as a chain, with the times, sizes and messages of
 inputs/bert32a100.json of msr-fiddle/piper (MIT; profiled on A100): tensor degrees 1, 2, 4, 8, plain or recomputed, 1920
-micro-batches, 25 GB/s; 512 devices of 80 and of 16 GB. Both planners minimise the same time per sample over the same plans;
-Piper's programme is run --piper-repeats times, ours --repeats times; the ratio is that of the medians of CPU time (one
-thread each), which other work on the machine disturbs less than the clock on the wall.
+micro-batches, 25 GB/s; 512 devices of 80 and of 16 GB. And graphs drawn at random, 512 devices: chains of 24 to 98 layers, all
+different ("apart": tensor degrees on their own, too) or all but the ends alike, plain or recomputed, 12 GB/s, of 512 micro-batches
+and 16 GB or of 1920 and 80 GB; and such chains with edges past a layer. Both planners minimise the same time per sample over the
+same plans; Piper's programme is run --piper-repeats times, ours --repeats times; the ratio is that of the medians of CPU time
+(one thread each), which other work on the machine disturbs less than the clock on the wall.
 
     python benchmarks/baselines.py [--repeats 9] [--piper-repeats 2] [--out FILE]
 """
@@ -101,28 +103,68 @@ def chains(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
+def drawn(layers: int, kind: str, skips: int = 0, micro_batches: int = 512, memory_bytes: float = 16e9) -> LayerGraph:
+    rng = np.random.default_rng(layers)
+
+    def draw() -> list[float]:
+        return rng.uniform([0.02, 2e8, 1e9], [0.06, 8e8, 2e9]).tolist()
+
+    inner, nodes = draw(), []
+    for i in range(layers):
+        own = inner if kind == "alike" and 0 < i < layers - 1 else draw()
+        ways = {}
+        for degree in (1, 2, 4, 8):
+            seconds, weights, kept = draw() if kind == "apart" else own
+            fast, size = seconds / degree**0.9, weights / degree
+            ways[degree] = [LayerVariant("vanilla", fast, size, kept / degree, 4 * size),
+                            LayerVariant("activation recomp", 1.33 * fast, size, 1e8 / degree, 4 * size)]  # fmt: skip
+        nodes.append(LayerNode(i, ways))
+    edges = [LayerEdge(i, i + 1, 4e7) for i in range(layers - 1)]
+    edges += [LayerEdge(i, i + 2, 1e7) for i in range(0, layers - 2, 4)][:skips]
+    return LayerGraph(nodes, edges, 512, memory_bytes, 12e9, micro_batches)
+
+
+def compare(name: str, graph: LayerGraph, repeats: int, piper_repeats: int) -> dict[str, Any]:
+    planners.parallel_layers(graph)  # packs the graph's arrays once for both
+    ours, our_times = measure(partial(planners.parallel_layers, graph), repeats)
+    theirs, their_times = measure(partial(planners.piper, graph, exhaustive=True), piper_repeats)
+    spared, spared_times = measure(partial(planners.piper, graph), piper_repeats)
+    assert spared.time_per_sample_s == theirs.time_per_sample_s
+    assert ours.optimal and ours.time_per_sample_s <= theirs.time_per_sample_s * (1 + 1e-12)
+    ratio = their_times["cpu_median_s"] / our_times["cpu_median_s"]
+    print(f"{name}, {graph.devices} devices of {graph.memory_bytes / 1e9:g} GB: {ours.time_per_sample_s * 1e3:.5f} ms a sample "
+          f"(Piper {theirs.time_per_sample_s * 1e3:.5f}), CPU {our_times['cpu_median_s'] * 1e3:.1f} ms against "
+          f"{their_times['cpu_median_s']:.2f} s: {ratio:.0f} times faster (wall {our_times['median_s'] * 1e3:.1f} ms, "
+          f"{their_times['median_s']:.2f} s); where Piper's spares pairs {spared_times['cpu_median_s']:.2f} s")  # fmt: skip
+    return {
+        "devices": graph.devices, "memory_bytes": graph.memory_bytes, "micro_batches": graph.micro_batches,
+        "time_per_sample_s": ours.time_per_sample_s, "piper_time_per_sample_s": theirs.time_per_sample_s,
+        "optimal": ours.optimal, "searches": ours.searches, "knapsacks": ours.knapsacks,
+        "piper_knapsacks": theirs.knapsacks, "ours": our_times, "piper": their_times, "ratio_of_cpu_medians": ratio,
+        "piper_sparing_pairs": spared_times,
+        "ratio_where_it_spares_pairs": spared_times["cpu_median_s"] / our_times["cpu_median_s"],
+    }  # fmt: skip
+
+
 def layer_graphs(repeats: int, piper_repeats: int) -> list[dict[str, Any]]:
     rows = []
     for layers, devices, memory_bytes in ((32, 64, 80e9), (32, 512, 80e9), (32, 512, 16e9), (64, 512, 80e9), (64, 512, 16e9)):
         graph = bert(layers, devices, memory_bytes)
-        planners.parallel_layers(graph)  # packs the graph's arrays once for both
-        ours, our_times = measure(partial(planners.parallel_layers, graph), repeats)
-        theirs, their_times = measure(partial(planners.piper, graph, exhaustive=True), piper_repeats)
-        spared, spared_times = measure(partial(planners.piper, graph), piper_repeats)
-        assert spared.time_per_sample_s == theirs.time_per_sample_s
-        assert ours.time_per_sample_s <= theirs.time_per_sample_s * (1 + 1e-12)
-        ratio = their_times["cpu_median_s"] / our_times["cpu_median_s"]
-        rows.append({
-            "layers": layers, "devices": devices, "memory_bytes": memory_bytes, "micro_batches": graph.micro_batches,
-            "time_per_sample_s": ours.time_per_sample_s, "piper_time_per_sample_s": theirs.time_per_sample_s,
-            "optimal": ours.optimal, "searches": ours.searches, "knapsacks": ours.knapsacks,
-            "piper_knapsacks": theirs.knapsacks, "ours": our_times, "piper": their_times, "ratio_of_cpu_medians": ratio,
-            "piper_sparing_pairs": spared_times,
-        })  # fmt: skip
-        print(f"{layers} layers, {devices} devices of {memory_bytes / 1e9:g} GB: {ours.time_per_sample_s * 1e3:.5f} ms a sample "
-              f"(Piper {theirs.time_per_sample_s * 1e3:.5f}), CPU {our_times['cpu_median_s'] * 1e3:.1f} ms against "
-              f"{their_times['cpu_median_s']:.2f} s: {ratio:.0f} times faster (wall {our_times['median_s'] * 1e3:.1f} ms, "
-              f"{their_times['median_s']:.2f} s); where Piper's spares pairs {spared_times['cpu_median_s']:.2f} s")  # fmt: skip
+        rows.append({"layers": layers} | compare(f"{layers} layers", graph, repeats, piper_repeats))
+    return rows
+
+
+def drawn_graphs(repeats: int, piper_repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    cases = [(layers, kind, 0, 512, 16e9) for kind in ("each its own", "apart", "alike") for layers in (24, 34, 50, 98)]
+    cases += [(24, "each its own", 0, 1920, 80e9), (50, "each its own", 0, 1920, 80e9)]
+    cases += [(24, "each its own", 6, 512, 16e9), (34, "apart", 3, 512, 16e9)]
+    for layers, kind, skips, micro_batches, memory_bytes in cases:
+        name = f"{layers} layers, {kind}, {skips} skips, {micro_batches} micro-batches"
+        graph = drawn(layers, kind, skips, micro_batches, memory_bytes)
+        rows.append({"layers": layers, "kind": kind, "skips": skips} | compare(name, graph, repeats, piper_repeats))
+    for which in ("ratio_of_cpu_medians", "ratio_where_it_spares_pairs"):
+        print(f"{which}: {min(row[which] for row in rows):.0f} to {max(row[which] for row in rows):.0f}")
     return rows
 
 
@@ -132,7 +174,8 @@ def main() -> None:
     options = parser.parse_args()
     print(__doc__)
     about = header("how the baselines compare on one table, and how much faster than Piper's programme the exact planner is")
-    rows = {"chains": chains(options.repeats), "layer_graphs": layer_graphs(options.repeats, options.piper_repeats)}
+    repeats = options.repeats, options.piper_repeats
+    rows = {"chains": chains(options.repeats), "layer_graphs": layer_graphs(*repeats), "drawn_graphs": drawn_graphs(*repeats)}
     write("baselines", {**about, "repeats": options.repeats, "piper_repeats": options.piper_repeats, **rows}, options.out)
 
 
