@@ -7,7 +7,7 @@ import importlib
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -30,7 +30,8 @@ def _torch() -> Any:
                           f"({error})") from error
 
 
-def _trace(torch: Any, module: Any, example: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _trace(torch: Any, module: Any, example: Any,
+           restore: Callable[[], None]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """(graph, what its placeholders take by place, by name)."""
     arguments: tuple[Any, ...] = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
     named = dict(example) if isinstance(example, Mapping) else {}
@@ -39,7 +40,8 @@ def _trace(torch: Any, module: Any, example: Any) -> tuple[Any, tuple[Any, ...],
     try:
         with _restored(module):
             graph = _symbolic(torch, module)
-        if _follows(torch, graph, module, arguments, named):
+        restore()
+        if _follows(torch, graph, module, arguments, named, restore):
             return graph, arguments, named
         refused = "it follows another path than this example: to torch.fx an argument is neither None nor a tensor"
     except Exception as error:  # whatever the model's own code raises at a proxy
@@ -66,27 +68,36 @@ def _symbolic(torch: Any, module: Any) -> Any:
         return torch.fx.GraphModule(module, tracer.trace(module), type(module).__name__)
 
 
-def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
+             restore: Callable[[], None]) -> bool:
     """Whether torch.fx's graph computes what the module does of this example. It does not where the module asks whether an argument
     is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: yes, for the
-    graph says at which node."""
-    def results(call: Any) -> list[Any]:
-        with _restored(module), _tensors_kept(torch, module), torch.random.fork_rng(), torch.no_grad():
-            arguments_now, named_now = _copied(torch, (arguments, named))
-            return [x for x in leaves(call(*arguments_now, **named_now)) if isinstance(x, torch.Tensor)]
-
+    graph says at which node. restore: the module's tensors, after each."""
     leaves = importlib.import_module("torch.utils._pytree").tree_leaves
+
+    def results(*calls: Any) -> list[Any]:
+        try:
+            with _restored(module), torch.random.fork_rng(), torch.no_grad():
+                for call in calls:
+                    arguments_now, named_now = _copied(torch, (arguments, named))
+                    found = call(*arguments_now, **named_now)
+                return [x for x in leaves(found) if isinstance(x, torch.Tensor)]
+        finally:
+            restore()
+
+    def alike(found: list[Any]) -> bool:
+        return len(found) == len(right) and all(
+            a.shape == b.shape and a.dtype == b.dtype and bool(torch.isclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True).all())
+            for a, b in zip(found, right, strict=True))
+
     try:
         right = results(module)
     except Exception:  # whatever the model's own code raises
         return True
     try:
-        found = results(graph)
+        return alike(results(graph)) or alike(results(module, graph))   # what it makes of its weights beside the graph is made then
     except Exception:
         return False
-    return len(found) == len(right) and all(
-        a.shape == b.shape and a.dtype == b.dtype and bool(torch.isclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True).all())
-        for a, b in zip(found, right, strict=True))
 
 
 def _copied(torch: Any, example: Any) -> Any:
@@ -105,28 +116,37 @@ def _copied(torch: Any, example: Any) -> Any:
 
 
 @contextmanager
-def _tensors_kept(torch: Any, module: Any) -> Iterator[None]:
-    """Parameters, buffers (BatchNorm's means) and tensors that are plain attributes, or in lists and dicts, have afterwards the
-    values that they had: a forward may change any of them in place, while it is traced, too."""
-    held = [value for part in module.modules() for value in vars(part).values()]
-    plain = [x for value in held for x in (value.values() if isinstance(value, dict) else
-                                           value if isinstance(value, list | tuple) else [value])]
-    tensors = {id(x): x for x in (*module.parameters(), *module.buffers(), *plain) if isinstance(x, torch.Tensor)}
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+def _kept(torch: Any, tensors: Iterable[Any]) -> Iterator[Callable[[], None]]:
+    """Tensors have the values afterwards that they had, and whenever what this gives is called; those of lazy modules have none
+    yet."""
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    before = [(x, x.detach().clone()) for x in {id(x): x for x in tensors}.values() if not isinstance(x, lazy)]
 
-    def differ(tensor: Any, old: Any) -> bool:  # a copy of the same would spoil what autograd holds elsewhere: it asks for versions
-        try:
-            return not torch.equal(tensor, old)
-        except RuntimeError:                                   # of a layout or device that it does not compare
-            return True
+    def same(tensor: Any, old: Any) -> bool:    # a copy of the same would spoil what autograd holds elsewhere: it asks for versions
+        return bool(((tensor == old) | ((tensor != tensor) & (old != old))).all())  # noqa: PLR0124 (NaN)
 
-    try:
-        yield
-    finally:
+    def restore() -> None:
         with torch.no_grad():
             for tensor, old in before:
-                if differ(tensor, old):
-                    tensor.copy_(old)
+                try:
+                    if tensor.shape != old.shape:
+                        tensor.data = old.clone()
+                    elif not same(tensor, old):
+                        tensor.copy_(old)
+                except RuntimeError:            # of a kind that is not compared or written to
+                    tensor.data = old.clone()
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+def _tensors_of(torch: Any, module: Any) -> list[Any]:
+    """Parameters, buffers (BatchNorm's means), and tensors that are plain attributes or within lists, tuples and dicts that are: a
+    forward may change any of them in place, while it is traced, too."""
+    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
+    return [x for part in module.modules() for x in leaves(dict(vars(part))) if isinstance(x, torch.Tensor)]
 
 
 @contextmanager
@@ -442,12 +462,12 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     factor = real("optimizer_bytes_per_param_byte", optimizer_bytes_per_param_byte, zero=True)
     if not isinstance(module, torch.nn.Module):
         raise InvalidTypeError(f"module is {type(module).__name__}: a torch.nn.Module would be right")
-    with _tensors_kept(torch, module):
-        graph, *given = _trace(torch, module, example)
+    with _kept(torch, _tensors_of(torch, module)) as restore:
+        graph, *given = _trace(torch, module, example, restore)
         arguments, named = _copied(torch, given)
         book = _Book(torch, graph)
         book.params.update({book.key(t): t for t in book.tensors((arguments, named))})
-        with _tensors_kept(torch, graph), torch.random.fork_rng():
+        with torch.random.fork_rng():
             rows = _run(book, graph, arguments, named, turns)
     if not rows.names:
         raise InvalidValueError(f"{type(module).__name__} computes no tensor")

@@ -22,6 +22,8 @@ from .starts import StageCost, balanced, uniform, whole_sequences
 
 __all__ = ["Found", "plan_one"]
 
+_TINY = 20_000      # ticks of whole sequences on even stages, below which schedules are searched together, too
+
 JudgeOf = Callable[[int], Judge]
 
 
@@ -99,11 +101,14 @@ def first_look(judge: Judge, request: Request) -> float:
 
 
 def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
-    """The fastest plan that fits of each schedule: where they start together one hides what another has, and what is found together
-    alone is hardly ever faster (of 612 random requests 7, of published models within their memory none)."""
+    """The fastest plan that fits of each schedule: where they start together one hides what another has. Where that takes next to
+    nothing they are searched together, too, whatever the limit and the grid: of small requests one in fifty is a few percent
+    faster, of 15 of published models none was."""
     best: Candidate | None = None
     given = judge.rival_s, judge.in_passing
-    ways = [(name,) for name in request.schedules] if request.each_alone else [request.schedules]
+    ways: list[tuple[str, ...]] = [(name,) for name in request.schedules] if request.each_alone else []
+    if len(ways) != 1 and (not ways or judge.ticks(uniform(judge, request)) < _TINY):
+        ways.insert(0, request.schedules)
     for i, names in enumerate(ways):
         if best is not None:                                   # then what would fit of the others need not be said
             judge.rival_s, judge.in_passing = min(given[0], best.seconds), True

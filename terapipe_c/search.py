@@ -30,8 +30,13 @@ _RUNG = 0.01          # of a limit, from one rung to the next below it, at least
 _WIDEST = 0.25        # and at most
 _SURE = 1.03, 1.1     # times as long as a plan, with one chunk a rank and with several: what is below such two is not looked at
 _RUNGS = 72_000_000    # ticks of a ladder, or as many as its first plan took, after which its rungs are twice as far apart
-_SLICES = 4            # of a sequence, from which a grid is searched as hard as any
+_SLICES = 4            # of a sequence, below which a grid's work is in proportion to theirs
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
+
+
+def _are_cut_exactly(judge: Judge, names: Sequence[str]) -> bool:
+    """Stages by the bytes that the engine counts."""
+    return judge.chunks == 1 and BPIPE not in names and not any(judge.savings.recompute)
 
 
 class _Hunt:
@@ -44,7 +49,7 @@ class _Hunt:
         """coarser: on the grids that this one refines, whose fastest plans are where it starts, too. brief: theirs are its ladder,
         but for its fastest plan and what needs least."""
         self.brief = brief
-        self.exact = judge.chunks == 1 and BPIPE not in names and not any(judge.savings.recompute)     # are stages cut exactly?
+        self.exact = _are_cut_exactly(judge, names)
         self.judge, self.names, self.starts, self.work, self.coarser = judge, names, list(starts), work, coarser
         self.first = 0                                         # ticks of the fastest plan
         self.partition, self.slicings = partition, slicings
@@ -55,7 +60,6 @@ class _Hunt:
         self._rungs: list[Candidate] = []
         self._latest: Candidate | None = None
         self._floor: list[Candidate] | None = None             # what needs least memory, which is known before the rungs between
-        self._is_floor_whole = False
         self._least_s = 0.0                                    # of a plan that was given: what is faster and found later is left
         self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
 
@@ -161,7 +165,7 @@ class _Hunt:
             found = self.within(None)
             self.first, self._ended = self.judge.work - begun, self.brief or found is None
             if found is not None and not late() and self.judge.ticks(found) < _SHORT:
-                self._floor = self._least()                    # which is the fastest, too, now and then
+                self._floor = self._lowest()                   # which is the fastest, too, now and then
                 found = min((found, *self._floor), key=pace)
             self._add(found)
         if not self._rungs:
@@ -170,8 +174,7 @@ class _Hunt:
 
     def _lower(self, limit: int | None, rival_s: float) -> Candidate | None:
         nearest = self.judge.shortest
-        if not self._is_floor_whole:
-            self._is_floor_whole = True
+        if self._floor is None:
             self._floor = [] if late() else self._lowest()
         while not (self._ended or self._is_vain(limit, rival_s)):
             found = self._fastest(limit)
@@ -348,11 +351,12 @@ class _Hunt:
         return [self._least_of(order) for order in self._orders()[:2]]
 
     def _lowest(self) -> list[Candidate]:
-        """The same; and where stages are not cut exactly the fastest found of what needs so much, which may be far from that."""
-        least = self._least() if self._floor is None else self._floor
+        """The same; and where stages are not cut exactly the fastest found of what needs so much, which may be far from that. But
+        not one that is faster than the plan that more memory was given."""
+        least = self._least()
         enough = min((max(self.judge.peak_bytes(c)) for c in least), default=0)
         lean = None if self.exact or self.brief else self._lean_within(enough)
-        return least if lean is None or lean.seconds < self._rungs[0].seconds else [*least, lean]
+        return least if lean is None or (self._rungs and pace(lean) < pace(self._rungs[0])) else [*least, lean]
 
 
 def grids(seq_len: int, unit: int) -> list[int]:
@@ -400,15 +404,15 @@ class _Search:
         return fits
 
     def _nothing_fits(self) -> bool:
-        """Did other schedules not fit, and nor does any slicing of these? The first grid is searched before that is asked else."""
-        exact = self.judge.chunks == 1 and BPIPE not in self.names and not any(self.judge.savings.recompute)
-        limit = self.judge.limit
-        if limit is None or self.judge.shortest is None or self.judge.in_passing or not exact:
+        """Did what this judge saw before, of other schedules, not fit, and nor does any slicing of these? Else the first grid is
+        searched before that is asked."""
+        limit, before = self.judge.limit, self.judge.shortest
+        if limit is None or before is None or self.judge.in_passing or not _are_cut_exactly(self.judge, self.names):
             return False
         return not any([self._can_fit(grid, limit) for grid in self.todo])     # all of them: the refusal names the least
 
     def _work_of(self, grid: int) -> int:
-        """Less on grids of so few slices that little is to be found there."""
+        """Less on grids of few slices, where little is to be found: in a large request they took most of what there was."""
         return self.work if self.fixed_slicing else self.work * min(_SLICES, self.seq_len // grid) // _SLICES
 
     def _look_at(self, grid: int) -> Candidate | None:

@@ -371,12 +371,12 @@ def test_what_a_forward_changes_in_place_comes_back(torch, follows):
             super().__init__()
             self.line = torch.nn.Linear(4, 4)
             self.register_buffer("count", torch.zeros(1))
-            self.plain, self.listed, self.calls = torch.zeros(1), [torch.zeros(1)], 0
+            self.plain, self.listed, self.calls = torch.zeros(1), {"deep": [(torch.zeros(1),)]}, 0
 
         def forward(self, x):
             self.count += 1
             self.plain.add_(1)
-            self.listed[0].data.add_(1)
+            self.listed["deep"][0][0].data.add_(1)
             self.calls += 1
             with torch.no_grad():
                 self.line.weight.mul_(0.5)
@@ -389,10 +389,34 @@ def test_what_a_forward_changes_in_place_comes_back(torch, follows):
     else:
         with pytest.raises(ValueError, match="cannot trace Model"):
             tp.capture(model, x, repeats=1)
-    assert not model.count.any() and not model.plain.any() and not model.listed[0].any() and model.calls == 0
+    assert not model.count.any() and not model.plain.any() and not model.listed["deep"][0][0].any() and model.calls == 0
     assert torch.equal(model.line.weight, weight)
     loss.backward()                                            # whose graph is of before
     assert model.line.bias.grad is not None
+
+
+def test_weights_that_a_forward_makes_anew_and_buffers_that_it_resizes(torch):
+    """The graph of the one has no such step: it is compared with what the model has made by then. Nothing may be copied into the
+    other as it is by then."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(4, 4)
+            self.register_buffer("cache", torch.zeros(0))
+            self.register_buffer("none", torch.full((2, 1), torch.nan).expand(2, 3))
+
+        def forward(self, x):
+            self.line.weight.data = torch.renorm(self.line.weight.data, p=2, dim=0, maxnorm=0.25)
+            if self.cache.numel() == 0:
+                self.cache.resize_(4).fill_(1)
+            return self.line(x)
+
+    model = Model()
+    weight, version = model.line.weight.detach().clone(), model.none._version
+    assert "line" in tp.capture(model, torch.randn(3, 4), repeats=1).names
+    assert torch.equal(model.line.weight, weight) and model.cache.shape == (0,) and model.none._version == version
+    with pytest.raises(ValueError, match="cannot trace Sequential"):
+        tp.capture(torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d()), torch.randn(3, 4), repeats=1)
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Llama"])

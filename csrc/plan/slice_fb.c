@@ -27,7 +27,7 @@
 #define APART 0.02      /* first relative step of either threshold around the best ones so far */
 #define FEW_APART 0.16  /* and where a search takes next to nothing */
 #define LAST_APART 4e-3
-#define MOST_APART 60   /* such searches */
+#define MOST_APART 60   /* such searches; twice as many where they take next to nothing */
 
 typedef struct {
     double low[3], high[3]; /* low <= max f, max b, max f + max b <= high */
@@ -383,7 +383,7 @@ probe_apart(apart *a)
 static void
 begin(apart *a, double hint[2])
 {
-    double largest[2];
+    double largest[2] = {0.0, 0.0};
     a->best = INFINITY;
     /* more is needed where coarse units leave a rest */
     for (int k = 0; k < 32 && (hint[0] > 0.0 || hint[1] > 0.0) && !is_late(a); k++) {
