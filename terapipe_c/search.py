@@ -219,7 +219,7 @@ class _Hunt:
 
     def _after_the_first(self, c: Candidate) -> tuple[bool, float]:
         """What is faster than the plan that more memory is given counts where nothing else fits."""
-        return c.seconds < self._rungs[0].seconds, pace(c)
+        return pace(c) < pace(self._rungs[0]), pace(c)
 
     def _is_sure(self, c: Candidate) -> bool:
         """Do the two plans that were found last, for less memory, take so much longer that what is below is not looked at?"""
@@ -252,10 +252,10 @@ class _Hunt:
             return
         self._latest = c
         self._peak = max(self.judge.peak_bytes(c))
-        if c.seconds >= self._least_s:
+        if pace(c) >= self._least_s:
             self._rungs.append(c)
-            sure = (d.seconds for d in (*self._rungs, *(self._floor or ())) if self._is_sure(d))
-            self._least_s = max([self._rungs[0].seconds, self._least_s, *sure])
+            sure = (pace(d) for d in (*self._rungs, *(self._floor or ())) if self._is_sure(d))
+            self._least_s = max([pace(self._rungs[0]), self._least_s, *sure])
 
     def _known(self, limit: int | None) -> list[Candidate]:
         """What coarser grids' fastest plans are within the limit."""

@@ -220,7 +220,7 @@ def test_nor_where_programs_are_so_long_that_the_least_is_looked_for_late(change
     request = {"batch": batch, "seq_len": 32, "costs": costs, **change}
     cluster = tp.Cluster(num_devices=2, peak_flops=1e12)
     step_s = seconds(model, cluster, "terapipe", request, named(model, cluster, request) * np.array([1.0, 1.005, 1.02, 1.1]))
-    assert np.isfinite(step_s).all() and (step_s[1:] <= step_s[:-1]).all(), step_s
+    assert np.isfinite(step_s).all() and (step_s[1:] <= step_s[:-1] * (1 + 1e-9)).all(), step_s
     assert len(kept) > 2 and all(kept)
 
 
