@@ -22,6 +22,7 @@ _MORE_STARTS = 12     # where that is quick:
 _QUICK = 8            # descents from the starts before took less than this part of a search's work
 _SHORT = 300_000      # ticks of a program with which what needs least memory is looked for at once: of long ones that takes as long
                       # as all the rest, and in 900 searches it was the fastest of none
+_SHORTEST = 50_000    # and the fastest of what needs so little
 _GLANCES = 16         # times the work of looking at a few moves is that of a program
 _NEARLY = 32          # of a limit, the part by which what needs least of several chunks may be over it, and something else fits
 _LOOSE = 16           # parts of a limit, of which there is one more where stages of several chunks come from that moves make fit
@@ -60,6 +61,7 @@ class _Hunt:
         self._rungs: list[Candidate] = []
         self._latest: Candidate | None = None
         self._floor: list[Candidate] | None = None             # what needs least memory, which is known before the rungs between
+        self._is_floor_whole = False                           # or is the fastest of what needs so little not known yet?
         self._least_s = 0.0                                    # of a plan that was given: what is faster and found later is left
         self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
 
@@ -165,7 +167,9 @@ class _Hunt:
             found = self.within(None)
             self.first, self._ended = self.judge.work - begun, self.brief or found is None
             if found is not None and not late() and self.judge.ticks(found) < _SHORT:
-                self._floor = self._lowest()                   # which is the fastest, too, now and then
+                self._floor = self._least()                    # which is the fastest, too, now and then
+                if self.judge.ticks(found) < _SHORTEST:
+                    self._floor, self._is_floor_whole = self._lowest(), True
                 found = min((found, *self._floor), key=pace)
             self._add(found)
         if not self._rungs:
@@ -174,8 +178,8 @@ class _Hunt:
 
     def _lower(self, limit: int | None, rival_s: float) -> Candidate | None:
         nearest = self.judge.shortest
-        if self._floor is None:
-            self._floor = [] if late() else self._lowest()
+        if not (self._is_floor_whole or late()):
+            self._floor, self._is_floor_whole = self._lowest(), True
         while not (self._ended or self._is_vain(limit, rival_s)):
             found = self._fastest(limit)
             if found is not None and self._is_sure(found):
@@ -353,7 +357,7 @@ class _Hunt:
     def _lowest(self) -> list[Candidate]:
         """The same; and where stages are not cut exactly the fastest found of what needs so much, which may be far from that. But
         not one that is faster than the plan that more memory was given."""
-        least = self._least()
+        least = self._least() if self._floor is None else self._floor
         enough = min((max(self.judge.peak_bytes(c)) for c in least), default=0)
         lean = None if self.exact or self.brief else self._lean_within(enough)
         return least if lean is None or (self._rungs and pace(lean) < pace(self._rungs[0])) else [*least, lean]
