@@ -438,9 +438,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             its fastest plan does not fit, looks for plans for ever less memory, a hundredth apart or (up to a quarter) more in
             large requests, the same whatever the limit, down to what needs least; but where ``time_limit_s`` cuts it short. auto
             has the fastest of what they find, and of plans that do not depend on the limit.
-        granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
-            a second or two, up to about five where memory binds or several chunks are planned (auto asks all planners: up to
-            tens). A number that divides another never gives terapipe a slower plan than the other.
+        granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning by terapipe
+            stays around a second (up to two in the largest requests, four where memory binds there); auto asks all planners and
+            searches every configuration, which takes seconds to tens: ``time_limit_s`` is for those who cannot wait. A number
+            that divides another never gives terapipe a slower plan than the other.
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.
