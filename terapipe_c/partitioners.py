@@ -102,8 +102,8 @@ def first_look(judge: Judge, request: Request) -> float:
 
 def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
     """The fastest plan that fits of each schedule: where they start together one hides what another has. Where that takes next to
-    nothing they are searched together, too, whatever the limit and the grid: of small requests one in fifty is a few percent
-    faster, of 15 of published models none was."""
+    nothing they are searched together, too, whatever the limit and the grid: of small requests one in fifty is up to a few
+    percent faster, of 15 of published models none was."""
     best: Candidate | None = None
     given = judge.rival_s, judge.in_passing
     ways: list[tuple[str, ...]] = [(name,) for name in request.schedules] if request.each_alone else []

@@ -416,7 +416,7 @@ class _Search:
         return not any([self._can_fit(grid, limit) for grid in self.todo])     # all of them: the refusal names the least
 
     def _work_of(self, grid: int) -> int:
-        """Less on grids of few slices, where little is to be found: in a large request they took most of what there was."""
+        """Less on grids of few slices, where little is to be found: of a large request they left little for finer ones."""
         return self.work if self.fixed_slicing else self.work * min(_SLICES, self.seq_len // grid) // _SLICES
 
     def _look_at(self, grid: int) -> Candidate | None:
