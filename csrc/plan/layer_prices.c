@@ -9,6 +9,7 @@
 #include "csrc/plan/layer_prices.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 enum { PRICES = 10 }; /* 0 and INFINITY among them: the fastest choice, and that of least bytes */
 
@@ -62,17 +63,11 @@ choose(const tp_layer_graph *g, const double *time_s, int begin, int end, int y,
     return best;
 }
 
-static void
-sort(double *value, int count)
+static int
+by_value(const void *x, const void *y)
 {
-    for (int gap = count / 2; gap > 0; gap /= 2)
-        for (int i = gap; i < count; i++) {
-            double here = value[i];
-            int k = i;
-            for (; k >= gap && value[k - gap] > here; k -= gap)
-                value[k] = value[k - gap];
-            value[k] = here;
-        }
+    double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
 }
 
 /* Prices at which as many nodes each go over from their fastest variant to another. */
@@ -82,16 +77,15 @@ set_prices(const tp_layer_space *s, tp_layer_prices *prices, const double *alone
     const tp_layer_graph *g = s->graph;
     int count = 0;
     for (int n = 0; n < g->nodes; n++) {
-        int begin = s->begin[n * s->degrees + t], end = s->end[n * s->degrees + t], fastest = begin;
-        for (int v = begin + 1; v < end; v++)
-            fastest = alone_s[v] < alone_s[fastest] ? v : fastest;
+        int begin = s->begin[n * s->degrees + t], end = s->end[n * s->degrees + t];
+        int fastest = tp_layer_fastest_of(alone_s, begin, end);
         for (int v = begin; v < end; v++) {
             double saved = bytes_of(g, fastest, y) - bytes_of(g, v, y);
             if (saved > 0.0)
                 prices->ratio[count++] = (alone_s[v] - alone_s[fastest]) / saved;
         }
     }
-    sort(prices->ratio, count);
+    qsort(prices->ratio, (size_t)count, sizeof *prices->ratio, by_value);
     list->price[list->prices++] = 0.0;
     for (int k = 0; k < PRICES - 2 && count > 0; k++) {
         double price = prices->ratio[(int64_t)k * (count - 1) / (PRICES - 3)] * (1.0 + 1e-9); /* what costs just that goes over */

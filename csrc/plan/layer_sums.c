@@ -6,17 +6,6 @@
 
 #include "csrc/base/deadline.h"
 
-/* The fastest of the variants from `begin` with what they take, the first of equals: tp_layer_pack_fastest's. */
-static int
-fastest_of(const double *time_s, int begin, int end)
-{
-    int best = begin;
-    for (int v = begin + 1; v < end; v++)
-        if (time_s[v] < time_s[best])
-            best = v;
-    return best;
-}
-
 static void
 add_node(const tp_layer_space *s, const tp_layer_sums *sums, int i)
 {
@@ -29,7 +18,7 @@ add_node(const tp_layer_space *s, const tp_layer_sums *sums, int i)
         for (int r = 0; r < s->replicas; r++) {
             const double *alone_s = sums->alone_s + (int64_t)r * g->variants;
             int64_t to = tp_layer_sums_at(s, i, t, r), from = tp_layer_sums_at(s, smaller, t, r);
-            int v = fastest_of(alone_s, begin, end), there = begin < end;
+            int v = tp_layer_fastest_of(alone_s, begin, end), there = begin < end;
             sums->time_s[to] = sums->time_s[from] + (there ? alone_s[v] : 0.0);
             sums->a[to] = sums->a[from] + (there ? g->memory_a[v] : 0.0);
             sums->b[to] = sums->b[from] + (there ? g->memory_b[v] : 0.0);
@@ -139,7 +128,7 @@ tp_layer_sums_fastest(const tp_layer_space *s, const tp_layer_sums *sums, int i,
     *sum = (tp_layer_sum){sums->time_s[all] - sums->time_s[later], sums->a[all] - sums->a[later], sums->b[all] - sums->b[later]};
     for (int at = 0; at < rim; at++) {
         int n = sums->rim[at], begin = s->begin[n * s->degrees + t], end = s->end[n * s->degrees + t];
-        int alone = fastest_of(alone_s, begin, end), here = fastest_of(sums->rim_s, begin, end);
+        int alone = tp_layer_fastest_of(alone_s, begin, end), here = tp_layer_fastest_of(sums->rim_s, begin, end);
         sum->time_s += sums->rim_s[here] - alone_s[alone];
         sum->a += g->memory_a[here] - g->memory_a[alone];
         sum->b += g->memory_b[here] - g->memory_b[alone];

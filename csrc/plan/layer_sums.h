@@ -26,6 +26,17 @@ typedef struct {
 TP_MUST_USE tp_status
 tp_layer_sums_open(const tp_layer_space *space, tp_layer_sums *sums, int64_t *asked);
 
+/* The fastest of the variants from `begin`, the first of equals: tp_layer_pack_fastest's. */
+static inline int
+tp_layer_fastest_of(const double *time_s, int begin, int end)
+{
+    int best = begin;
+    for (int v = begin + 1; v < end; v++)
+        if (time_s[v] < time_s[best])
+            best = v;
+    return best;
+}
+
 /* Where the sums of downset i are. */
 static inline int64_t
 tp_layer_sums_at(const tp_layer_space *s, int i, int t, int r)
