@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "csrc/base/clock.h"
@@ -24,6 +25,7 @@
 #define WRITE_NS 1000000000ll
 #define LINGER_NS 1000000000ll    /* at the end, for the others' goodbye */
 #define WORD_MS  1000             /* for the word on why a connection closed */
+#define KILLED_NS 200000000l      /* for a launcher that ends all ranks, one by one, when any has died */
 
 enum { FRAME_GATHER, FRAME_RESULT, FRAME_PROGRESS, FRAME_TABLE, FRAME_ABORT, FRAME_BYE };
 
@@ -82,8 +84,11 @@ drop_line(tp_control *c, line *l, int error)
     if (l->fd < 0)
         return;
     l->fd = -1;
-    if (!l->left && !c->closing)
-        mourn(c, l->rank, error, "ended without a word (its connection closed)");
+    if (l->left || c->closing)
+        return;
+    if (c->comm->rank != 0 && c->comm->ranks > 2) /* rank 0 may not be the first to end, and told of who was */
+        nanosleep(&(struct timespec){.tv_nsec = KILLED_NS}, NULL);
+    mourn(c, l->rank, error, "ended without a word (its connection closed)");
 }
 
 static void
