@@ -242,3 +242,42 @@ def test_files_that_are_no_text_and_blocks_that_are_no_numbers_are_named(tmp_pat
         for read in (planners.load_nodes, planners.load_piper):
             with pytest.raises(ValueError, match=r"graph.json is no JSON"):
                 read(path)
+
+
+def test_the_largest_micro_batch_of_the_engine_is_what_tp_plan_fits():
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=64, block_size=16)
+    cluster = tp.Cluster(num_devices=3, peak_flops=1e12)
+    given = dict(schedule="1f1b", seq_len=12, cluster=cluster, executable=True)
+
+    def need(planner, batch):
+        asked = dict(planner=planner, schedule="1f1b", stages=2, slicing=[(batch, [12])] * 3)
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, cluster, 3 * batch, 12, memory_bytes=1, **asked)
+        return refused.value.memory_bytes
+
+    for planner in ("dawnpiper", "uniform", "terapipe"):
+        needs = [need(planner, batch) for batch in (5, 6)]
+        assert needs[0] < needs[1]
+        for memory, wanted in ((needs[0], 5), (needs[1] - 1, 5), (needs[1], 6)):
+            got = tp.max_batch(model, 2, memory, 3, planner=planner, **given)
+            assert (got.batch, got.planner) == (wanted, planner) and max(got.plan.peak_memory_bytes) <= memory
+            assert got.plan.executable and got.plan.slicing == [(wanted, [12])] * 3 and got.plan.ranks == 2
+            assert got.samples_per_s == 3 * wanted / got.plan.step_time_s
+    assert tp.max_batch(model, 2, 1e12, 3, planner="uniform", most=9, **given).batch == 9
+    with pytest.raises(tp.InfeasibleError):
+        tp.max_batch(model, 2, 1000, 3, planner="uniform", **given)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (dict(optimise_memory=True), "optimise_memory is True and executable True"), (dict(mode="paper"), "mode is 'paper'"),
+    (dict(swap_bandwidth_Bps=1e9), "swap_bandwidth_Bps is"), (dict(link_bandwidth_Bps=1e9), "link_bandwidth_Bps is"),
+    (dict(cluster=None), "its cluster"), (dict(micro_batches=0), "micro_batches is 0"),
+    (dict(planner="memory"), "planner is 'memory'"), (dict(stages=4), "stages is 4"),
+    (dict(executable="no"), "executable is 'no'")])  # fmt: skip
+def test_what_the_engine_takes_no_largest_micro_batch_of(change, said):
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16)
+    given = dict(stages=2, memory_bytes=1e9, cluster=tp.Cluster(num_devices=3, peak_flops=1e12), planner="uniform", executable=True)
+    with pytest.raises((tp.InvalidValueError, tp.InvalidTypeError), match=said):
+        tp.max_batch(model, **{**given, **change})
+    with pytest.raises(tp.InvalidTypeError, match="a GPTConfig as model"):
+        tp.max_batch(model.nodes(), **given)

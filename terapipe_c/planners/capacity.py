@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
 from ..config import GPTConfig, html_table, one_of, whole
@@ -12,6 +12,9 @@ from .answer import Answer
 from .arguments import flag, integer
 from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
 from .nodes import Nodes
+
+if TYPE_CHECKING:
+    from ..plan import Plan
 
 __all__ = ["MaxBatch", "max_batch"]
 
@@ -24,7 +27,7 @@ class MaxBatch(Answer):
 
     batch: int
     """Samples of a micro-batch; batch + 1 does not fit (or is above ``most``)."""
-    plan: DawnPiperPlan
+    plan: DawnPiperPlan | Plan
     planner: str
     tried: int
     """Micro-batches planned."""
@@ -32,7 +35,10 @@ class MaxBatch(Answer):
     @property
     def samples_per_s(self) -> float:
         """Throughput: samples of a step over its time (pipedream: of a period)."""
-        micros = 1 if self.plan.schedule == "pipedream" else self.plan.micro_batches
+        if isinstance(self.plan, DawnPiperPlan):
+            micros = 1 if self.plan.schedule == "pipedream" else self.plan.micro_batches
+        else:
+            micros = len(self.plan.slicing)
         return self.batch * micros / self.plan.step_time_s if self.plan.step_time_s > 0.0 else float("inf")
 
     def __int__(self) -> int:
@@ -99,11 +105,62 @@ def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
     return lambda batch: nodes.scaled(float(batch))
 
 
+def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, planner: Any, costs: Any,
+              seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> Callable[[int], Plan]:
+    """Batch -> tp.plan's for the engine."""
+    from ..plan import plan
+
+    if not isinstance(model, GPTConfig) or cluster is None:
+        raise InvalidTypeError("executable is True: a GPTConfig as model and its cluster, for tp.plan, would be right")
+    for name, value in others.items():
+        if value is not None:
+            raise InvalidValueError(f"{name} is {value!r} and executable True: tp.plan's planners choose what to recompute "
+                                    "and take links and swaps from the cluster; without it would be right")
+    micros = stages if micro_batches is None else integer(micro_batches, "micro_batches")
+    if micros < 1:
+        raise InvalidValueError(f"micro_batches is {micros}: at least 1 would be right")
+    length = model.block_size if seq_len is None else seq_len
+    return lambda batch: plan(model, cluster, batch * micros, length, costs, planner=planner, schedule=schedule, stages=stages,
+                              memory_bytes=memory_bytes, slicing=[(batch, [length])] * micros, executable=True,
+                              progress=False)  # fmt: skip
+
+
+def _largest(fit: Callable[[int], Any], most: int) -> tuple[int, Any, int]:
+    """(the largest that fits, its plan, those tried), by doubling and then halving the step; InfeasibleError where 1 does not."""
+    low, found, high, tried = 1, fit(1), 2, 1  # low fits; high is untried, then known not to
+
+    def tried_at(batch: int) -> Any:
+        try:
+            return fit(batch)
+        except InfeasibleError:
+            return None
+
+    while high <= most:
+        plan, tried = tried_at(high), tried + 1
+        if plan is None:
+            break
+        low, high, found = high, 2 * high, plan
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        plan, tried = tried_at(middle), tried + 1
+        if plan is None:
+            high = middle
+        else:
+            low, found = middle, plan
+    return low, found, tried
+
+
 def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_bytes: float, micro_batches: int | None = None,
               schedule: str = "1f1b", swap_bandwidth_Bps: float = 0.0, *, planner: str | Planner = "dawnpiper",
               optimise_memory: bool | None = None, mode: str = "physical", link_bandwidth_Bps: float | None = None,
-              most: int = 1 << 20, costs: Any = None, seq_len: int | None = None, cluster: Any = None) -> MaxBatch:  # fmt: skip
+              most: int = 1 << 20, costs: Any = None, seq_len: int | None = None, cluster: Any = None,
+              executable: bool = False) -> MaxBatch:  # fmt: skip
     """The largest micro-batch that a planner fits into ``memory_bytes`` a stage, by doubling and then halving the step.
+
+    Bytes are those of the nodes, of which each may be recomputed or swapped alone: DawnPiper's account, which its tables compare.
+    This engine recomputes a layer's attention and FFN whole and has buffers besides, so that far fewer may fit in it (124M on 4
+    stages of 4 GiB, 8 micro-batches: 11 for 75); ``executable=True`` counts those.
 
     Args:
         model: a GPTConfig (with costs, seq_len, cluster as in its ``nodes``), or nodes of a micro-batch of ONE sample, whose
@@ -114,39 +171,27 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
             nodes come first.
         optimise_memory: may it recompute and swap? None: the first two do, the fixed ones do not.
         most: stop there.
+        executable: True: what ``tp.plan`` fits for this engine, to the byte. ``planner`` is then one of its names and
+            ``schedule`` of its schedules; a GPTConfig with its cluster (links and swaps are the cluster's); whole sequences;
+            ``result.plan`` is a tp.Plan, ready for ``launch``. Measured costs end it where they end.
 
     tp.InfeasibleError if not even one sample fits. A planner that is not exact may fit b + 1 where it fails at b: the
     answer is then some b that fits with b + 1 that does not.
     """
-    name, plan_of = _planner(planner, None if optimise_memory is None else flag(optimise_memory, "optimise_memory"))
-    limit, nodes_at = whole("most", most), _at_batch(model, costs=costs, seq_len=seq_len, cluster=cluster)
-    stages, tried = integer(stages, "stages"), 0
+    optimise = None if optimise_memory is None else flag(optimise_memory, "optimise_memory")
+    limit, stages = whole("most", most), integer(stages, "stages")
+    if flag(executable, "executable"):
+        others = {"optimise_memory": optimise, "swap_bandwidth_Bps": swap_bandwidth_Bps or None,
+                  "mode": None if mode == "physical" else mode, "link_bandwidth_Bps": link_bandwidth_Bps}  # fmt: skip
+        plan_at = _plans_at(model, stages, memory_bytes, micro_batches, schedule, planner, costs, seq_len, cluster, others)
+        batch, plan, tried = _largest(plan_at, min(limit, getattr(costs, "known_batch", limit)))
+        return MaxBatch(batch, plan, plan.planner, tried)
+    name, plan_of = _planner(planner, optimise)
+    nodes_at = _at_batch(model, costs=costs, seq_len=seq_len, cluster=cluster)
 
-    def fit(batch: int) -> DawnPiperPlan | None:
-        nonlocal tried
-        tried += 1
-        try:
-            return plan_of(nodes_at(batch), stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, mode=mode,
-                           link_bandwidth_Bps=link_bandwidth_Bps)  # fmt: skip
-        except InfeasibleError:
-            if batch == 1:
-                raise
-            return None
+    def fit(batch: int) -> DawnPiperPlan:
+        return plan_of(nodes_at(batch), stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, mode=mode,
+                       link_bandwidth_Bps=link_bandwidth_Bps)  # fmt: skip
 
-    found = fit(1)
-    assert found is not None
-    low, high = 1, 2  # low fits; high is untried, then known not to
-    while high <= limit:
-        plan = fit(high)
-        if plan is None:
-            break
-        low, high, found = high, 2 * high, plan
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        plan = fit(middle)
-        if plan is None:
-            high = middle
-        else:
-            low, found = middle, plan
-    return MaxBatch(low, found, name, tried)
+    batch, found, tried = _largest(fit, limit)
+    return MaxBatch(batch, found, name, tried)
