@@ -372,10 +372,15 @@ class Judge:
             self._run(key)
         return self._results.runs[key][2]
 
+    @property
+    def kept_bytes(self) -> int:
+        """What training keeps of every parameter, on all ranks together, whatever the plan: itself, its gradient and two moments,
+        in fp32."""
+        return 16 * self.model.num_params
+
     def too_small(self) -> bool:
-        """Is there no room on all ranks together for what training keeps of every parameter, whatever the plan: itself, its
-        gradient and two moments, in fp32?"""
-        return self.limit is not None and 16 * self.model.num_params > self.limit * self.ranks
+        """Is there no room on all ranks together for what training keeps?"""
+        return self.limit is not None and self.kept_bytes > self.limit * self.ranks
 
     def fits(self, c: Candidate, limit: int | None) -> bool:
         """Whether every rank stays within ``limit``; remembers the nearest miss of its own limit."""

@@ -4,7 +4,8 @@ What a planner returns is judged like everything else, by simulating the program
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -57,11 +58,25 @@ def _judges(request: Request, judge_of: JudgeOf) -> list[Judge]:
     return judges[:1] + [judge for judge in judges[1:] if not judge.too_small()]
 
 
+def _left_out(request: Request, judge_of: JudgeOf, refusals: list[InfeasibleError]) -> Iterator[Judge]:
+    """What :func:`_judges` leaves out, where all else is refused: those whose parameters leave it open that they need less."""
+    for judge in [judge_of(ranks) for ranks in request.ranks[1:]]:
+        named = lightest(refusals).memory_bytes
+        if judge.too_small() and (named is None or judge.kept_bytes < named * judge.ranks) and not late():
+            yield judge
+
+
 def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
     """A paper's planner on each number of ranks; the fastest."""
     best: Found | None = None
-    compared, refusals = [], []
-    for judge in _judges(request, judge_of):
+    compared: list[tuple[str, float]] = []
+    refusals: list[InfeasibleError] = []
+
+    def left_out() -> Iterator[Judge]:
+        if best is None:
+            yield from _left_out(request, judge_of, refusals)
+
+    for judge in itertools.chain(_judges(request, judge_of), left_out()):
         try:
             if request.partition is not None:
                 found = judge.judge(request.schedules[0], request.partition, whole_sequences(request), 0)
@@ -145,7 +160,11 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
             best = Found(judge, choice)
     if best is None:
         check_time()
-        raise min((j for j in judges if j.shortest is not None), key=lambda j: j.shortest or (0, 0, 0)).refuse()
+        refusals = [judge.refuse() for judge in judges if judge.shortest is not None]
+        for judge in _left_out(request, judge_of, refusals):
+            _search_schedules(judge, request)
+            refusals += [judge.refuse()] if judge.shortest is not None else []
+        raise lightest(refusals)
     judge, found = best.judge, best.candidate
     for name in () if late() else request.schedules:
         if name != found.schedule:

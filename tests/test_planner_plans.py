@@ -289,7 +289,7 @@ def test_what_a_plan_needs_and_what_a_refusal_names_is_enough(planner, schedule)
 @pytest.mark.parametrize("planner", ["dapple", "adapipe", "terapipe"])
 def test_ranks_that_cannot_hold_the_parameters_are_not_asked(planner, monkeypatch):
     """All plans keep 16 bytes of every parameter, so fewer ranks than have room for that need no search; the first number of ranks
-    is asked in any case and says what is missing."""
+    is asked in any case and says what is missing, and others only where their parameters leave it open that they need less."""
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=128, vocab_size=64, block_size=SEQ)  # parameters outweigh AMX's workspace too
     for stages in range(1, 9):
         assert sum(make("uniform", model, stages=stages).peak_memory_bytes) > 16 * model.num_params
@@ -299,9 +299,12 @@ def test_ranks_that_cannot_hold_the_parameters_are_not_asked(planner, monkeypatc
     plan = make(planner, model, memory_bytes=31 * model.num_params // 4)
     assert plan.ranks in (4, 8) and asked <= {4, 8}
     asked.clear()
+    with pytest.raises(tp.InfeasibleError, match="more stages") as alone:
+        make(planner, model, stages=8, memory_bytes=model.num_params)
+    assert asked == {8}
     with pytest.raises(tp.InfeasibleError, match="more stages"):
         make(planner, model, memory_bytes=model.num_params)
-    assert asked == {8}
+    assert asked == {8, *(ranks for ranks in (1, 2, 4) if 16 * model.num_params < ranks * alone.value.memory_bytes)} < {1, 2, 4, 8}
 
 
 def test_where_no_plan_fits_yet_another_number_of_ranks_is_tried():
@@ -313,3 +316,19 @@ def test_where_no_plan_fits_yet_another_number_of_ranks_is_tried():
     assert tp.plan(model, cluster, 8, 64, costs, **request).ranks == 1
     plan = tp.plan(model, cluster, 8, 64, costs, memory_bytes=2_700_000, **request)
     assert plan.ranks > 1 and max(plan.peak_memory_bytes) <= 2_700_000
+
+
+@pytest.mark.parametrize(("planner", "devices", "batch", "shape"), [
+    ("dawnpiper", 6, 2, dict(n_layer=5, n_embd=64, vocab_size=5000, bias=False)),
+    ("bmpipe", 6, 2, dict(n_layer=4, n_embd=8, vocab_size=256))])
+def test_a_refusal_asks_for_no_more_than_any_number_of_ranks_needs(planner, devices, batch, shape):
+    """Half as many ranks, whose parameters alone are above the limit, may need less than all."""
+    model = tp.GPTConfig(n_head=2, block_size=64, **shape)
+
+    def needed(**more):
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, tp.Cluster(num_devices=devices, peak_flops=1e12), batch, 16, planner=planner, memory_bytes=1, **more)
+        return refused.value.memory_bytes
+
+    each = [needed(stages=ranks) for ranks in (6, 3, 1)]
+    assert needed() == min(each) < each[0]
