@@ -19,6 +19,8 @@ __all__ = ["OWN", "with_program"]
 
 OWN = "own"  # Plan.schedule of these
 
+_HALF = 0b111  # flags of csrc/sched/sched.h: TP_HALVES | TP_HALF_JOINED
+
 
 def with_program(plan: Plan, program: Any) -> Plan:
     """See ``Plan.with_program``."""
@@ -55,15 +57,15 @@ def with_program(plan: Plan, program: Any) -> Plan:
 
 
 def _compute(program: Program) -> Program:
-    """Its F, I and W alone: the engine runs a B as I with W behind it."""
+    """Its F, I and W alone: the engine runs a B as I with W behind it, and what is marked to overlap one behind the other."""
     stripped = program.strip()
     other = sorted(set(stripped.counts) - set("FBIW"))
     if other:
         raise InvalidValueError(f"program has {other[0]}: F, B, I and W would be right (what recomputes or swaps is the plan, "
                                 "tp.plan(recompute=...))")
-    if any(stripped.instructions(rank)["flags"].any() for rank in range(stripped.num_ranks)):
+    if any((stripped.instructions(rank)["flags"] & _HALF).any() for rank in range(stripped.num_ranks)):
         raise InvalidValueError("program has forwards in halves: whole ones would be right, or tp.plan(schedule='sliced-1f1b')")
-    return Program.parse(re.sub(r"\b(\d+)B(\d+\.\d+)\b", r"\1I\2 \1W\2", str(stripped)))
+    return Program.parse(re.sub(r"\b(\d+)B(\d+\.\d+)\b", r"\1I\2 \1W\2", str(stripped).replace("&", "")))
 
 
 def _check_shape(plan: Plan, program: Program) -> None:

@@ -407,7 +407,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     checked_costs = _check_costs(costs, model, cluster)
     if schedule == PIPEDREAM:
         _check_updates(model, ranks, replicas, executable)
-    if chunks > 1:
+    if chunks > 1 or schedule == "interleaved":
         micros = batch // replicas if cut is None else len(cut)
         free = stages is None and checked is None
         known = tuple(n for n in JOINT if has_chunks(n, chunks)) if planner == "auto" and schedule == "auto" else names

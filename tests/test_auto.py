@@ -253,8 +253,9 @@ def test_it_says_which_schedules_it_left_out_and_why():
     assert all(f"searched {name}" in log for name in ("zb-h1", "zb-h2", "zb-v", "hanayo"))
     # Three micro-batches suit neither interleaved nor dualpipe-v, but zb-v and hanayo.
     assert tp.plan(MODEL, CLUSTER, batch=3, seq_len=32, stages=2, chunks=2).schedule in ("zb-v", "hanayo")
-    with pytest.raises(ValueError, match="a multiple of the ranks"):
-        tp.plan(MODEL, CLUSTER, batch=3, seq_len=32, stages=2, chunks=2, schedule="interleaved")
+    for chunks in (1, 2):
+        with pytest.raises(tp.InvalidValueError, match="a multiple of the ranks"):
+            tp.plan(MODEL, CLUSTER, batch=3, seq_len=32, stages=2, chunks=chunks, schedule="interleaved")
     given = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=2, schedule="gpipe")
     assert given.schedule == "gpipe" and not any("zb-v" in line for line in given.search_log)
 

@@ -54,6 +54,19 @@ def test_stages_may_lie_elsewhere():
     assert trained(own) == trained(given)
 
 
+def test_marks_of_overlap_are_no_halves():
+    """DualPipeV's, the plan's own or from torch's CSV: the engine runs what they mark one behind the other, and a B of one's own as I
+    with W behind it, which sends sooner than the plan's whole ones."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=61, block_size=SEQ, tie_weights=False)
+    given = tp.plan(model, CLUSTER, BATCH, SEQ, planner="uniform", stages=2, slicing=[(1, [SEQ])] * BATCH, schedule="dualpipe-v")
+    assert "&" in str(given.program)
+    wanted = trained(given)
+    for program in (given.program, tp.schedules.dualpipe_v(2, BATCH), tp.Program.from_csv(given.to_torch_csv())):
+        own = given.with_program(program)
+        assert "&" not in str(own.program) and own.step_time_s <= given.step_time_s
+        assert trained(own) == wanted
+
+
 @pytest.mark.parametrize("program,error,words", [
     ("0F0.0 0B0.0", ValueError, "program has 1 ranks: 2, as the plan"),
     (tp.schedules.interleaved(2, 4, 2, 2), ValueError, "program has 4 stages: 2, as the plan"),
