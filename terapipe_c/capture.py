@@ -1,15 +1,11 @@
-"""Nodes from a PyTorch model: traced by torch.fx, or else by torch.export, timed node by node, what autograd saves counted. Needs
-torch."""
+"""Nodes from a PyTorch model: traced, timed node by node, what autograd saves counted. Needs torch."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +13,7 @@ import numpy as np
 from ._core import InvalidTypeError, InvalidValueError
 from .config import real, whole
 from .planners.nodes import Nodes, remake_seconds
+from .torch_graph import copied, first_words, preserved, trace
 
 __all__ = ["capture"]
 
@@ -30,172 +27,11 @@ def _torch() -> Any:
                           f"({error})") from error
 
 
-def _trace(torch: Any, module: Any, example: Any,
-           restore: Callable[[], None]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """(graph, what its placeholders take by place, by name)."""
-    arguments: tuple[Any, ...] = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
-    named = dict(example) if isinstance(example, Mapping) else {}
-    if isinstance(module, torch.fx.GraphModule):
-        return module, arguments, named
-    try:
-        with _restored(module):
-            graph = _symbolic(torch, module)
-        restore()
-        if _follows(torch, graph, module, arguments, named, restore):
-            return graph, arguments, named
-        refused = "it follows another path than this example: to torch.fx an argument is neither None nor a tensor"
-    except Exception as error:  # whatever the model's own code raises at a proxy
-        refused = _reason(error)
-    try:
-        with _restored(module):
-            return (*_export(torch, module, arguments, named), {})
-    except Exception as error:  # and at a tensor without data
-        raise InvalidValueError(
-            f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {refused}. torch.export: "
-            f"{_reason(error)}. Arguments that its forward takes, a forward whose path does not depend on its data, or one traced "
-            "by hand into a torch.fx.GraphModule, would be right") from error
-
-
-def _symbolic(torch: Any, module: Any) -> Any:
-    """torch.fx's graph, which alone says nothing of torch.no_grad(): nodes within one are marked, for _measure."""
-    def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
-        node = torch.fx.Tracer.create_node(self, *args, **kwargs)
-        node.meta["without_gradient"] = not torch.is_grad_enabled()
-        return node
-
-    tracer = type("Tracer", (torch.fx.Tracer,), {"create_node": create_node})()
-    with torch.enable_grad():  # whatever the caller is within
-        return torch.fx.GraphModule(module, tracer.trace(module), type(module).__name__)
-
-
-def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
-             restore: Callable[[], None]) -> bool:
-    """Whether torch.fx's graph computes what the module does of this example. It does not where the module asks whether an argument
-    is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: yes, for the
-    graph says at which node. restore: the module's tensors, after each."""
-    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
-
-    def results(*calls: Any) -> list[Any]:
-        try:
-            with _restored(module), torch.random.fork_rng(), torch.no_grad():
-                for call in calls:
-                    arguments_now, named_now = _copied(torch, (arguments, named))
-                    found = call(*arguments_now, **named_now)
-                return [x for x in leaves(found) if isinstance(x, torch.Tensor)]
-        finally:
-            restore()
-
-    def alike(found: list[Any]) -> bool:
-        return len(found) == len(right) and all(
-            a.shape == b.shape and a.dtype == b.dtype and bool(torch.isclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True).all())
-            for a, b in zip(found, right, strict=True))
-
-    try:
-        right = results(module)
-    except Exception:  # whatever the model's own code raises
-        return True
-    try:
-        return alike(results(graph)) or alike(results(module, graph))   # what it makes of its weights beside the graph is made then
-    except Exception:
-        return False
-
-
-def _copied(torch: Any, example: Any) -> Any:
-    """The example's tensors anew, so that what a model does in place is not done to the caller's. One that is given twice stays one
-    (attention asks whether its query is its key)."""
-    made: dict[int, Any] = {}
-
-    def copied(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        if id(x) not in made:
-            made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
-        return made[id(x)]
-
-    return importlib.import_module("torch.utils._pytree").tree_map(copied, example)
-
-
-@contextmanager
-def _kept(torch: Any, tensors: Iterable[Any]) -> Iterator[Callable[[], None]]:
-    """Tensors have the values afterwards that they had, and whenever what this gives is called; those of lazy modules have none
-    yet."""
-    lazy = torch.nn.parameter.UninitializedTensorMixin
-    before = [(x, x.detach().clone()) for x in {id(x): x for x in tensors}.values() if not isinstance(x, lazy)]
-
-    def same(tensor: Any, old: Any) -> bool:    # a copy of the same would spoil what autograd holds elsewhere: it asks for versions
-        return bool(((tensor == old) | ((tensor != tensor) & (old != old))).all())  # noqa: PLR0124 (NaN)
-
-    def restore() -> None:
-        with torch.no_grad():
-            for tensor, old in before:
-                try:
-                    if tensor.shape != old.shape:
-                        tensor.data = old.clone()
-                    elif not same(tensor, old):
-                        tensor.copy_(old)
-                except RuntimeError:            # of a kind that is not compared or written to
-                    tensor.data = old.clone()
-
-    try:
-        yield restore
-    finally:
-        restore()
-
-
-def _tensors_of(torch: Any, module: Any) -> list[Any]:
-    """Parameters, buffers (BatchNorm's means), and tensors that are plain attributes or within lists, tuples and dicts that are: a
-    forward may change any of them in place, while it is traced, too."""
-    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
-    return [x for part in module.modules() for x in leaves(dict(vars(part))) if isinstance(x, torch.Tensor)]
-
-
-@contextmanager
-def _restored(module: Any) -> Iterator[None]:
-    """Attributes, lists and dicts of all submodules as they were: tracing leaves proxies where a module holds its parameters twice
-    (LSTM)."""
-    before = []
-    for part in module.modules():
-        inside = {key: copy(value) for key, value in vars(part).items() if isinstance(value, list | dict)}
-        before.append((vars(part), dict(vars(part)), inside))
-    try:
-        yield
-    finally:
-        for now, values, inside in before:
-            now.clear()
-            now.update(values)
-            for key, value in inside.items():
-                now[key].clear()
-                (now[key].extend if isinstance(value, list) else now[key].update)(value)
-
-
-def _reason(error: Exception) -> str:
-    """What an error says first: torch's go on for pages."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
-
-
-def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    """The graph of this very example: aten's operations on the module's own parameters; and the example's leaves, which are its
-    placeholders."""
-    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
-
-    def forward(self: Any, arguments: Any, named: Any) -> Any:
-        """Gives tensors alone: what holds them (a cache of keys and values) may be nothing that torch.export knows."""
-        return [x for x in leaves(self._captured(*arguments, **named)) if isinstance(x, torch.Tensor)]
-
-    whole = type("Whole", (torch.nn.Module,), {"forward": forward})()
-    whole._captured = module
-    with torch.enable_grad(), warnings.catch_warnings():  # without gradients attention takes a path that has no backward
-        warnings.simplefilter("ignore")  # of how a layer of torch's own is written (LSTM)
-        exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)
-    return exported.module(), tuple(leaves((arguments, named)))
-
-
 class _Book:
     """What was met so far: who made a storage, which are parameters, and what each node keeps."""
 
     def __init__(self, torch: Any, graph: Any) -> None:
-        self.torch = torch
+        self.torch, self.pytree = torch, importlib.import_module("torch.utils._pytree")
         self.params = {self.key(p): p for p in (*graph.parameters(), *graph.buffers())}
         self.owned = set(self.params)      # the model's own: the example joins params later, and is nobody's state
         self.charged: set[int] = set()     # parameters that a node has already
@@ -205,13 +41,40 @@ class _Book:
         self.alive: list[Any] = []         # results and saved tensors: no storage may come again while keys are compared
         self.kept: list[float] = []
 
-    @staticmethod
-    def key(tensor: Any) -> int:
-        return int(tensor.untyped_storage().data_ptr())
+    def key(self, tensor: Any) -> int:
+        return int(self.storages(tensor)[-1].data_ptr())
+
+    def storages(self, tensor: Any) -> list[Any]:
+        """Of a sparse one: its indices' and its values'."""
+        torch = self.torch
+        if tensor.layout in (torch.strided, torch.jagged):
+            return [tensor.untyped_storage()]
+        if tensor.layout == torch.sparse_coo:
+            parts = [tensor._indices(), tensor._values()]
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        else:
+            parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+        return [part.untyped_storage() for part in parts]
+
+    def size(self, tensor: Any) -> int:
+        """Bytes of its numbers; of a sparse one, of what it stores."""
+        if tensor.layout == self.torch.strided:
+            return int(tensor.numel() * tensor.element_size())
+        return sum(int(storage.nbytes()) for storage in self.storages(tensor))
+
+    def map(self, value: Any, made: Callable[[Any], Any]) -> Any:
+        """The same with made(tensor) for every tensor, in slices too; torch's named results stay what they are."""
+        def one(x: Any) -> Any:
+            if isinstance(x, slice):
+                return slice(one(x.start), one(x.stop), one(x.step))
+            return made(x) if isinstance(x, self.torch.Tensor) else x
+
+        return self.pytree.tree_map(one, value)
 
     def tensors(self, value: Any) -> list[Any]:
         found: list[Any] = []
-        self.torch.fx.node.map_aggregate(value, lambda x: found.append(x) if isinstance(x, self.torch.Tensor) else None)
+        self.map(value, found.append)
         return found
 
     def state_bytes(self, used: list[Any]) -> tuple[float, float]:
@@ -221,9 +84,9 @@ class _Book:
             if self.key(state) in self.owned and self.key(state) not in self.charged:
                 self.charged.add(self.key(state))
                 if state.requires_grad:
-                    trained += state.numel() * state.element_size()
+                    trained += self.size(state)
                 else:
-                    fixed += state.numel() * state.element_size()
+                    fixed += self.size(state)
         return trained, fixed
 
     def keep(self, tensor: Any, node: int) -> None:
@@ -232,19 +95,19 @@ class _Book:
         if key in self.params or key in self.counted or key == 0:
             return
         self.counted.add(key)
-        self.kept[self.maker.get(key, node)] += float(tensor.untyped_storage().nbytes())
+        self.kept[self.maker.get(key, node)] += float(sum(storage.nbytes() for storage in self.storages(tensor)))
 
 
 def _leaves(book: _Book, value: Any, copy: bool) -> Any:
     """The same arguments cut off from the graph, so that a backward is this node's alone. copy: for ops in place."""
     def leaf(x: Any) -> Any:
-        if not isinstance(x, book.torch.Tensor) or book.key(x) in book.params:
+        if book.key(x) in book.params:
             return x
         made = x.detach()
         made.requires_grad_(x.requires_grad)  # of a mask, or of a first state, no gradient is wanted
         return made.clone() if copy else made
 
-    return book.torch.fx.node.map_aggregate(value, leaf)
+    return book.map(value, leaf)
 
 
 def _synchronise(torch: Any, tensors: list[Any]) -> None:
@@ -252,13 +115,28 @@ def _synchronise(torch: Any, tensors: list[Any]) -> None:
         torch.cuda.synchronize()
 
 
-def _backward(book: _Book, result: Any, inputs: list[Any]) -> float:
+def _reached(roots: list[Any]) -> list[Any]:
+    """The tensors without a history, inputs and parameters, that these were made of. Of what a node has nothing of, no gradient is
+    asked for: torch looks for each, and a model has many."""
+    found, seen, left = list[Any](), set[Any](), [root.grad_fn for root in roots]
+    while left:
+        step = left.pop()
+        if step is None or step in seen:
+            continue
+        seen.add(step)
+        if hasattr(step, "variable"):
+            found.append(step.variable)
+        left += [before for before, _ in step.next_functions]
+    return found
+
+
+def _backward(book: _Book, result: Any) -> float:
     torch = book.torch
     roots = [t for t in book.tensors(result) if t.requires_grad and t.grad_fn is not None]
-    if not roots:
+    wanted = _reached(roots)
+    if not wanted:
         return 0.0
     gradients = [torch.ones_like(t) for t in roots]
-    wanted = [p for p in (*inputs, *book.params.values()) if p.requires_grad]
     _synchronise(torch, roots)
     start = time.perf_counter()
     torch.autograd.grad(roots, wanted, gradients, allow_unused=True)
@@ -310,14 +188,10 @@ def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int, gr
                     book.maker.setdefault(key, node)
             for tensor in saved:
                 book.keep(tensor, node)
-        back = _backward(book, result, inputs)
+        back = _backward(book, result)
         if turn > 0 or repeats == 0:
             forward, backward = min(forward, took), min(backward, back)
     return first_result, 0.0 if forward == float("inf") else forward, 0.0 if backward == float("inf") else backward
-
-
-def _size(tensors: list[Any]) -> float:
-    return float(sum(t.numel() * t.element_size() for t in tensors))
 
 
 class _Rows:
@@ -375,22 +249,22 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         try:
             gradient = not node.meta.get("without_gradient", False)
             result, forward, backward = _measure(book, call, given, at, repeats, gradient)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            raise InvalidValueError(f"node {node.name} ({_called(node)}) does not run on this example: {_reason(error)}") from error
-        values[node] = torch.fx.node.map_aggregate(
-            result, lambda x: x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x)
+        except (MemoryError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:     # whatever a layer's own code raises
+            raise InvalidValueError(f"node {node.name} ({_called(node)}) does not run on this example: "
+                                    f"{first_words(error)}") from error
+        values[node] = book.map(result, lambda x: x.detach().requires_grad_(x.requires_grad))
         made = book.tensors(result)
         if not made:  # a shape, a number: nothing that a stage computes or keeps
             book.kept.pop()
             continue
         node_of[node] = at
-        sources = {node_of[n]: _size(book.tensors(values[n])) for n in node.all_input_nodes if n in node_of}
+        sources = {node_of[n]: float(sum(map(book.size, book.tensors(values[n])))) for n in node.all_input_nodes if n in node_of}
         rows.edges += [(source, at, size) for source, size in sources.items()]
         trained, fixed = book.state_bytes(owned)
         rows.add(rows.name(node, exported), fwd_s=forward, bwd_s=backward, param_bytes=trained, fixed_bytes=fixed,
-                 working_bytes=_size(made) + sum(sources.values()))
+                 working_bytes=sum(map(book.size, made)) + sum(sources.values()))
     return rows
 
 
@@ -443,14 +317,15 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     Args:
         module: a torch.nn.Module that torch.fx can trace, or else torch.export (most of torch.nn, transformers' models, and what
             goes another way where an argument is None), or a torch.fx.GraphModule. Its parameters, buffers, gradients, the
-            example and the random state are left as they were.
+            example and random states are left as they were.
         example: its input: a tensor, a tuple of arguments, or a dict of named ones. One micro-batch.
         repeats: times each forward and backward is measured; the least counts.
         optimizer_bytes_per_param_byte: optimiser state of a parameter in its own bytes (AdamW: 2).
 
     A node of torch.export's is one of aten's operations, named by its submodule (``h.0.mlp.c_fc.addmm``), of a graph of this
     example's shapes; what a model does because it is traced (transformers makes the causal mask, which attention then keeps)
-    counts as well.
+    counts as well. A torch.autograd.Function is one node, with its own backward and what it saves; a torch.utils.checkpoint is
+    taken for what is in it, as if there were none: what is made again is for the planner to say.
 
     fwd_s and bwd_s are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and
     charged to the node that made it; parameters and the example are not counted. param_bytes are of trainable parameters;
@@ -462,13 +337,12 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     factor = real("optimizer_bytes_per_param_byte", optimizer_bytes_per_param_byte, zero=True)
     if not isinstance(module, torch.nn.Module):
         raise InvalidTypeError(f"module is {type(module).__name__}: a torch.nn.Module would be right")
-    with _kept(torch, _tensors_of(torch, module)) as restore:
-        graph, *given = _trace(torch, module, example, restore)
-        arguments, named = _copied(torch, given)
+    with preserved(torch, module) as restore:
+        graph, *given = trace(torch, module, example, restore)
+        arguments, named = copied(torch, given)
         book = _Book(torch, graph)
         book.params.update({book.key(t): t for t in book.tensors((arguments, named))})
-        with torch.random.fork_rng():
-            rows = _run(book, graph, arguments, named, turns)
+        rows = _run(book, graph, arguments, named, turns)
     if not rows.names:
         raise InvalidValueError(f"{type(module).__name__} computes no tensor")
     columns = {key: np.array(values) for key, values in rows.columns.items()}

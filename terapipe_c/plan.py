@@ -340,6 +340,8 @@ def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, ND
     if not isinstance(data["planner"], str):
         raise InvalidValueError(f"planner is {data['planner']!r}: a name would be right")
     whole("granularity", data["granularity"])
+    for r, value in enumerate(data["peak_memory_bytes"]):
+        whole(f"peak_memory_bytes[{r}]", value, 0)
     for name in ("peak_memory_bytes", "busy_s"):
         if len(data[name]) != ranks:
             raise InvalidValueError(f"{name} has {len(data[name])} entries: one for each of the {ranks} ranks would be right")

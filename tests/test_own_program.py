@@ -55,8 +55,8 @@ def test_stages_may_lie_elsewhere():
 
 
 def test_marks_of_overlap_are_no_halves():
-    """DualPipeV's, the plan's own or from torch's CSV: the engine runs what they mark one behind the other, and a B of one's own as I
-    with W behind it, which sends sooner than the plan's whole ones."""
+    """DualPipeV's, the plan's own or from torch's CSV: the engine runs what they mark one behind the other, and a B of one's own as
+    I with W behind it, which sends sooner than the plan's whole ones."""
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=61, block_size=SEQ, tie_weights=False)
     given = tp.plan(model, CLUSTER, BATCH, SEQ, planner="uniform", stages=2, slicing=[(1, [SEQ])] * BATCH, schedule="dualpipe-v")
     assert "&" in str(given.program)

@@ -181,7 +181,9 @@ class Nodes:
                     raise InvalidValueError(f"edge {at} names node {end!r}: there is none")
                 ends.append(int(place))
             size = given.activation_bytes[ends[0]] if len(edge) == 2 else edge[2]
-            if isinstance(size, bool) or not isinstance(size, int | float | np.number) or not 0 <= size <= sys.float_info.max:
+            if isinstance(size, np.integer | np.floating):
+                size = size.item()
+            if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= sys.float_info.max:
                 raise InvalidValueError(f"edge {at} (node {given.label(ends[0])} to node {given.label(ends[1])}) has {size!r} "
                                         "bytes: a finite number of 0 or more is needed")
             links.append((ends[0], ends[1], float(size)))

@@ -1,0 +1,316 @@
+"""The graph of a PyTorch module, for ``tp.capture``: by torch.fx, or else by torch.export; and what tracing, which runs the
+module's own code, must leave as it was."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ._core import InvalidValueError
+
+__all__ = ["copied", "first_words", "preserved", "trace"]
+
+_LIBRARY = itertools.count()    # torch's libraries of operations have names of their own
+
+
+# ---- tracing -------------------------------------------------------------------------------------------------------------
+
+def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """(graph, what its placeholders take by place, by name). restore: of ``preserved``."""
+    arguments: tuple[Any, ...] = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
+    named = dict(example) if isinstance(example, Mapping) else {}
+    if isinstance(module, torch.fx.GraphModule):
+        return module, arguments, named
+    try:
+        with _restored(module):
+            graph = _symbolic(torch, module)
+        restore()
+        if _follows(torch, graph, module, arguments, named, restore):
+            return graph, arguments, named
+        refused = "it follows another path than this example: to torch.fx an argument is neither None nor a tensor"
+    except Exception as error:  # whatever the model's own code raises at a proxy
+        refused = first_words(error)
+    try:
+        with _restored(module):
+            return (*_export(torch, module, arguments, named), {})
+    except Exception as error:  # and at a tensor without data
+        raise InvalidValueError(
+            f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {refused}. torch.export: "
+            f"{first_words(error)}. Arguments that its forward takes, a forward whose path does not depend on its data, or one "
+            "traced by hand into a torch.fx.GraphModule, would be right") from error
+
+
+def _symbolic(torch: Any, module: Any) -> Any:
+    """torch.fx's graph, which alone says nothing of torch.no_grad(): nodes within one are marked, for the measurement."""
+    def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
+        node = torch.fx.Tracer.create_node(self, *args, **kwargs)
+        node.meta["without_gradient"] = not torch.is_grad_enabled()
+        return node
+
+    tracer = type("Tracer", (torch.fx.Tracer,), {"create_node": create_node})()
+
+    def leaf(call: Callable[..., Any], tensors: list[Any]) -> Any:
+        if not any(isinstance(x, torch.fx.Proxy) for x in tensors):
+            return call(*tensors)
+        return tracer.create_proxy("call_function", call, tuple(tensors), {})
+
+    with torch.enable_grad(), _functions(torch, leaf, (torch.fx.Proxy, torch.Tensor)):  # whatever the caller is within
+        return torch.fx.GraphModule(module, tracer.trace(module), type(module).__name__)
+
+
+@contextmanager
+def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any], kinds: tuple[type, ...]) -> Iterator[None]:
+    """A torch.autograd.Function is one operation: what its forward does without gradients is no part of the graph, and its own
+    backward is. leaf(call, tensors) is asked instead, where a call of these alone has the Function's other arguments already. But a
+    torch.utils.checkpoint is as if there were none: what is made again is a planner's choice."""
+    function, pytree = torch.autograd.Function, importlib.import_module("torch.utils._pytree")
+    again = importlib.import_module("torch.utils.checkpoint").CheckpointFunction
+    apply, own_thread = vars(function)["apply"], threading.get_ident()
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != own_thread:
+            return apply.__func__(cls, *args, **kwargs)
+        if cls is again:
+            return args[0](*args[2:])  # behind the function: whether the random state is kept
+        flat, form = pytree.tree_flatten((args, kwargs))
+        places = [k for k, x in enumerate(flat) if isinstance(x, kinds)]
+
+        def call(*tensors: Any) -> Any:
+            whole = list(flat)
+            for k, tensor in zip(places, tensors, strict=True):
+                whole[k] = tensor
+            args, kwargs = pytree.tree_unflatten(whole, form)
+            return apply.__func__(cls, *args, **kwargs)
+
+        call.__name__ = call.__qualname__ = cls.__name__
+        return leaf(call, [flat[k] for k in places])
+
+    function.apply = classmethod(applied)
+    try:
+        yield
+    finally:
+        function.apply = apply
+
+
+def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
+             restore: Callable[[], None]) -> bool:
+    """Whether torch.fx's graph computes what the module does of this example. It does not where the module asks whether an argument
+    is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: yes, for the
+    graph says at which node. restore: the module's tensors, after each."""
+    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
+
+    def results(*calls: Any) -> list[Any]:
+        try:
+            with _restored(module), torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")     # of what is without gradients here
+                for call in calls:
+                    arguments_now, named_now = copied(torch, (arguments, named))
+                    with torch.random.fork_rng():
+                        found = call(*arguments_now, **named_now)
+                return [x for x in leaves(found) if isinstance(x, torch.Tensor)]
+        finally:
+            restore()
+
+    def alike(found: list[Any]) -> bool:
+        return len(found) == len(right) and all(
+            a.shape == b.shape and a.dtype == b.dtype and bool(torch.isclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True).all())
+            for a, b in zip(found, right, strict=True))
+
+    try:
+        right = results(module)
+    except Exception:  # whatever the model's own code raises
+        return True
+    try:    # not by graph(...), which prints where it fails; what the module makes of its weights beside the graph is made at last
+        return alike(results(graph.forward)) or alike(results(module, graph.forward))
+    except Exception:
+        return False
+
+
+def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """The graph of this very example: aten's operations on the module's own parameters; and the example's leaves, which are its
+    placeholders."""
+    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
+
+    def forward(self: Any, arguments: Any, named: Any) -> Any:
+        """Gives tensors alone: what holds them (a cache of keys and values) may be nothing that torch.export knows."""
+        return [x for x in leaves(self._captured(*arguments, **named)) if isinstance(x, torch.Tensor)]
+
+    whole = type("Whole", (torch.nn.Module,), {"forward": forward})()
+    whole._captured = module
+    own = _Operations(torch)
+    with torch.enable_grad(), warnings.catch_warnings(), _functions(torch, own.leaf, (torch.Tensor,)):
+        warnings.simplefilter("ignore")  # of how a layer of torch's own is written (LSTM)
+        exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)
+        graph = exported.module()        # with gradients: without them attention takes a path that has no backward
+    for node in graph.graph.nodes:
+        node.target = own.calls.get(node.target, node.target)
+    return graph, tuple(leaves((arguments, named)))
+
+
+class _Operations:
+    """Functions as operations of torch's, which torch.export does not look into."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch, self.calls = torch, dict[Any, Callable[..., Any]]()
+        self.space = f"terapipe_capture_{next(_LIBRARY)}"
+        self.library = torch.library.Library(self.space, "DEF")
+        self.pytree = importlib.import_module("torch.utils._pytree")
+
+    def leaf(self, call: Callable[..., Any], tensors: list[Any]) -> Any:
+        torch, tree, whole = self.torch, self.pytree, list[Any]()
+        if not tensors:
+            return call()
+
+        def several(given: list[Any]) -> list[Any]:
+            return [x for x in tree.tree_leaves(call(*given)) if isinstance(x, torch.Tensor)]
+
+        def fake(given: list[Any]) -> list[Any]:
+            whole[:] = tree.tree_flatten(call(*given))
+            return [torch.empty_like(x) for x in whole[0] if isinstance(x, torch.Tensor)]
+
+        name = f"{call.__name__}_{len(self.calls)}"
+        several.__name__ = call.__name__
+        self.library.define(f"{name}(Tensor[] given) -> Tensor[]")
+        torch.library.register_fake(f"{self.space}::{name}", fake, lib=self.library)
+        operation = getattr(getattr(torch.ops, self.space), name).default
+        self.calls[operation] = several
+        found = iter(operation(tensors))
+        return tree.tree_unflatten([next(found) if isinstance(x, torch.Tensor) else x for x in whole[0]], whole[1])
+
+
+# ---- what is left as it was ----------------------------------------------------------------------------------------------
+
+def copied(torch: Any, example: Any) -> Any:
+    """The example's tensors anew, so that what a model does in place is not done to the caller's. One that is given twice stays one
+    (attention asks whether its query is its key)."""
+    made: dict[int, Any] = {}
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if id(x) not in made:
+            made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        return made[id(x)]
+
+    return importlib.import_module("torch.utils._pytree").tree_map(one, example)
+
+
+def _held(torch: Any, module: Any) -> list[Any]:
+    """All that a module has: of its submodules, and within lists, tuples, dicts, sets and what else torch knows as such."""
+    nodes = importlib.import_module("torch.utils._pytree").SUPPORTED_NODES
+    found, seen, left = list[Any](), set[int](), [module]
+    while left:
+        x = left.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        found.append(x)             # which keeps it alive, and its id its own
+        if isinstance(x, torch.nn.Module):
+            left += vars(x).values()
+        elif isinstance(x, Mapping):
+            left += x.values()
+        elif isinstance(x, list | tuple | set | frozenset):
+            left += x
+        elif type(x) in nodes:
+            left += nodes[type(x)].flatten_fn(x)[0]
+    return found
+
+
+def _check_has_shapes(torch: Any, module: Any) -> None:
+    """Running a lazy module makes it another one, so that it could not be given back as it was."""
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, lazy):
+            raise InvalidValueError(f"module has {name}, which has no shape before the lazy module's first forward: "
+                                    "module(example), once, and then tp.capture would be right")
+
+
+@contextmanager
+def preserved(torch: Any, module: Any) -> Iterator[Callable[[], None]]:
+    """Parameters, buffers (BatchNorm's means) and tensors that are plain attributes, or within some, have the values afterwards
+    that they had, and whenever what this gives is called: a forward may change any of them in place, while it is traced, too.
+    Gradients and random states, the module's own and everybody's, are as they were afterwards."""
+    _check_has_shapes(torch, module)
+    held = _held(torch, module)
+    tensors = [x for x in held if isinstance(x, torch.Tensor)]
+    grads = [(x, x.grad, x.requires_grad) for x in tensors if x.is_leaf]
+    tensors += [grad for _, grad, _ in grads if grad is not None]
+    before = [(x, x.detach().clone()) for x in tensors]
+    chances = _chances(torch, held)
+
+    def same(tensor: Any, old: Any) -> bool:    # a copy of the same may cost what is worth sparing
+        return bool(((tensor == old) | ((tensor != tensor) & (old != old))).all())  # noqa: PLR0124 (NaN)
+
+    def restore() -> None:
+        with torch.no_grad():
+            for tensor, old in before:
+                try:
+                    if tensor.shape != old.shape:
+                        tensor.data = old.clone()
+                    elif not same(tensor, old):
+                        tensor.data.copy_(old)  # not tensor.copy_: a backward that is still to come asks whether it was written to
+                except RuntimeError:            # of a kind that is not compared or written to
+                    tensor.data = old.clone()
+
+    try:
+        with torch.random.fork_rng():
+            yield restore
+    finally:
+        restore()
+        for tensor, grad, requires_grad in grads:
+            tensor.requires_grad_(requires_grad)
+            tensor.grad = grad
+        for put_back, state in chances:
+            put_back(state)
+
+
+def _chances(torch: Any, held: list[Any]) -> list[tuple[Callable[[Any], Any], Any]]:
+    """(how to put it back, state) of Python's and NumPy's random numbers and of the module's own generators. torch's own is
+    fork_rng's."""
+    states: list[tuple[Callable[[Any], Any], Any]] = [(random.setstate, random.getstate())]
+    states.append((np.random.set_state, np.random.get_state()))
+    for x in held:
+        if isinstance(x, torch.Generator):
+            states.append((x.set_state, x.get_state()))
+        elif isinstance(x, random.Random):
+            states.append((x.setstate, x.getstate()))
+        elif isinstance(x, np.random.Generator):
+            states.append((partial(setattr, x.bit_generator, "state"), x.bit_generator.state))
+        elif isinstance(x, np.random.RandomState):
+            states.append((x.set_state, x.get_state()))
+    return states
+
+
+@contextmanager
+def _restored(module: Any) -> Iterator[None]:
+    """Attributes, lists and dicts of all submodules as they were: tracing leaves proxies where a module holds its parameters twice
+    (LSTM)."""
+    before = []
+    for part in module.modules():
+        inside = {key: copy(value) for key, value in vars(part).items() if isinstance(value, list | dict)}
+        before.append((vars(part), dict(vars(part)), inside))
+    try:
+        yield
+    finally:
+        for now, values, inside in before:
+            now.clear()
+            now.update(values)
+            for key, value in inside.items():
+                now[key].clear()
+                (now[key].extend if isinstance(value, list) else now[key].update)(value)
+
+
+def first_words(error: Exception) -> str:
+    """What an error says first: torch's go on for pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
