@@ -17,6 +17,8 @@
 #include "csrc/plan/stage_response.h"
 
 enum { SUM = 512 };                       /* most stages and micro-batches: sums along paths of 2 SUM are right within SLACK */
+enum { DIVES = 3, DIVE_SIMULATIONS = 60 }; /* a better plan is looked for before the first divisions */
+static const double DIVE = 1.0 / 16.0; /* its share (tp_stage_improve) */
 enum { DEPTH = 64 };                      /* of divisions: beyond it ways are followed to their end */
 static const double SLACK = 5e-13;        /* half of what is a tie (tp_stage_goal) */
 static const size_t ROOM = (size_t)1 << 23; /* doubles of tails */
@@ -31,6 +33,7 @@ typedef struct {
 typedef struct {
     int *node;  /* [stages + 2] the first node of each place */
     int *block; /* [nodes] */
+    int *slot;  /* [nodes] where the tail is */
     int *arcs;  /* [stages + 1] the first arc of each stage */
     arc *arc;
 } ways;
@@ -52,10 +55,12 @@ typedef struct {
     int *place, *reached;     /* [nodes] scratch: what a node becomes, 1 more; whether a way from the front reaches it */
     double *head, *scratch;   /* heads by node */
     int *set;                 /* [nodes] the head, or the tail, is there */
-    double *tail[2], *kept;   /* tails of even and odd places, which take turns; or of all: at slot[] of a node if `keep` */
-    int *slot, keep;
+    double *tail[2], *kept;   /* tails of even and odd places, which take turns; or of all, by slot, if `keep` */
+    int keep;
     size_t room;              /* of kept */
+    int made, known;          /* times that tails were kept; arcs left then, of these ways or of more; 0: none are known */
     double limit_s;
+    int brief;                /* a look at all arcs is little of what may be done */
     int64_t until;            /* nodes */
     int *boundary, *spare;    /* [stages + 1] */
     double *way;              /* [stages + 1] heads of the way followed */
@@ -94,7 +99,7 @@ static inline double *
 tail_of(const proof *f, int k, int node)
 {
     if (f->keep)
-        return f->kept + (size_t)f->slot[node] * table(f);
+        return f->kept + (size_t)f->now.slot[node] * table(f);
     return f->tail[k & 1] + (size_t)(node - f->now.node[k]) * table(f);
 }
 
@@ -133,6 +138,7 @@ take_ways(tp_arena *arena, int p, int nodes, int arcs, ways *out)
 {
     TP_ARENA_TAKE(arena, p + 2, out->node);
     TP_ARENA_TAKE(arena, nodes, out->block);
+    TP_ARENA_TAKE(arena, nodes, out->slot);
     TP_ARENA_TAKE(arena, p + 1, out->arcs);
     TP_ARENA_TAKE(arena, arcs, out->arc);
     return TP_OK;
@@ -157,7 +163,6 @@ open_ways(tp_arena *arena, proof *f)
     TP_ARENA_TAKE(arena, nodes, f->place);
     TP_ARENA_TAKE(arena, nodes, f->reached);
     TP_ARENA_TAKE(arena, nodes, f->set);
-    TP_ARENA_TAKE(arena, nodes, f->slot);
     return TP_OK;
 }
 
@@ -203,7 +208,7 @@ compact(proof *f)
         for (f->now.node[k] = nodes; at < end; at++)
             if (f->place[at]) {
                 f->now.block[nodes] = f->now.block[at];
-                f->slot[nodes] = f->slot[at];
+                f->now.slot[nodes] = f->now.slot[at];
                 f->place[at] = ++nodes;
             }
     }
@@ -225,6 +230,7 @@ copy_ways(int p, const ways *from, ways *to)
     memcpy(to->node, from->node, ((size_t)p + 2) * sizeof *to->node);
     memcpy(to->arcs, from->arcs, ((size_t)p + 1) * sizeof *to->arcs);
     memcpy(to->block, from->block, (size_t)from->node[p + 1] * sizeof *to->block);
+    memcpy(to->slot, from->slot, (size_t)from->node[p + 1] * sizeof *to->slot);
     memcpy(to->arc, from->arc, (size_t)from->arcs[p] * sizeof *to->arc);
 }
 
@@ -236,10 +242,23 @@ begin(proof *f)
     for (int a = 0; a < f->now.arcs[f->stages]; a++)
         f->now.arc[a].live = f->bound_s[a] <= f->limit_s;
     compact(f);
+    f->known = 0;
 }
 
 /* ---- leasts -------------------------------------------------------------------------------------------------------------- */
 
+/* May a plan through the arc be within the limit? By the tails known, else with a mere delay behind it. */
+static int
+stays(const proof *f, int k, const arc *w, const tp_response_stage *s)
+{
+    const double *head = head_of(f, w->from);
+    if (f->known > 0)
+        return tp_response_makespan(s, head, tail_of(f, k + 1, w->to), f->limit_s, f->scratch) <= f->limit_s;
+    double rest = tp_stage_times_of(f->q->stages, k, f->now.block[w->from], w->end).rest_s;
+    return k == f->stages - 1 || tp_response_delay(s, head, rest, f->limit_s, f->scratch) <= f->limit_s;
+}
+
+/* From the first stage on: the arcs that end here, and the heads of the rest. */
 static void
 find_heads(proof *f)
 {
@@ -247,12 +266,17 @@ find_heads(proof *f)
     double *new = f->way;
     memset(f->set, 0, (size_t)f->now.node[f->stages + 1] * sizeof *f->set);
     tp_response_head_empty(f->micros, head_of(f, f->now.node[0]));
-    for (int k = 0; k < f->stages - 1; k++)
+    f->set[f->now.node[0]] = 1;
+    for (int k = 0; k < f->stages; k++)
         for (int a = f->now.arcs[k]; a < f->now.arcs[k + 1] && !tp_stage_stop(f->q); a++) {
-            const arc *w = &f->now.arc[a];
+            arc *w = &f->now.arc[a];
+            if (!(w->live = f->set[w->from]))
+                continue;
             tp_response_stage s = stage_of(f, k, f->now.block[w->from], w->end);
             double *to = head_of(f, w->to);
             f->q->effort += path_steps(f);
+            if (!(w->live = stays(f, k, w, &s)) || k == f->stages - 1)
+                continue;
             tp_response_head(&s, head_of(f, w->from), new, f->scratch);
             for (size_t i = 0; i < size; i++)
                 to[i] = f->set[w->to] && to[i] < new[i] ? to[i] : new[i];
@@ -273,7 +297,7 @@ find_tails(proof *f)
     for (int k = p - 1; k >= 0; k--)
         for (int a = f->now.arcs[k]; a < f->now.arcs[k + 1] && !tp_stage_stop(f->q); a++) {
             arc *w = &f->now.arc[a];
-            if (!(w->live = f->set[w->to]))
+            if (!w->live || !(w->live = f->set[w->to]))
                 continue;
             tp_response_stage s = stage_of(f, k, f->now.block[w->from], w->end);
             const double *tail = tail_of(f, k + 1, w->to);
@@ -287,8 +311,17 @@ find_tails(proof *f)
         }
 }
 
-/* Again while more than half go: a look at the rest takes longer than to follow some of it. The tails are kept if there is
- * room. */
+static int
+count_live(const proof *f)
+{
+    int count = 0;
+    for (int a = 0; a < f->now.arcs[f->stages]; a++)
+        count += f->now.arc[a].live;
+    return count;
+}
+
+/* Heads and tails in turns. Tails take ten times as long as heads: those known serve until more than half of their arcs are
+ * gone. They are kept if there is room. */
 static tp_status
 filter(tp_arena *arena, proof *f)
 {
@@ -296,19 +329,27 @@ filter(tp_arena *arena, proof *f)
     do {
         size_t room = (size_t)f->now.node[p + 1] * table(f);
         before = f->now.arcs[p];
+        find_heads(f);
+        if (f->q->stopped)
+            return TP_OK;
+        if (f->known > 0 && 2 * count_live(f) > f->known) {
+            compact(f);
+            return TP_OK;
+        }
         f->keep = room <= ROOM;
         if (f->keep && room > f->room) {
             TP_ARENA_TAKE(arena, room, f->kept);
             f->room = room;
         }
         for (int i = 0; i < f->now.node[p + 1]; i++)
-            f->slot[i] = i;
-        find_heads(f);
+            f->now.slot[i] = i;
         find_tails(f);
         if (f->q->stopped)
             return TP_OK;
         compact(f);
-    } while (f->now.arcs[p] > 0 && (f->now.arcs[p] < before / 2 || (!f->keep && f->now.arcs[p] < before)));
+        f->made++;
+        f->known = f->keep ? f->now.arcs[p] : 0;
+    } while (f->now.arcs[p] > 0 && (f->keep || f->now.arcs[p] < before));
     return TP_OK;
 }
 
@@ -360,6 +401,35 @@ follow(proof *f, int k, int node)
     return 0;
 }
 
+/* Into spare: from the first stage on, the arc that is best with what is behind it at the least. */
+static void
+dive(proof *f)
+{
+    size_t size = tp_response_head_size(f->micros);
+    int node = f->now.node[0];
+    tp_response_head_empty(f->micros, f->way);
+    for (int k = 0; k < f->stages; k++) {
+        double *head = f->way + (size_t)k * size, least = INFINITY;
+        const arc *best = NULL;
+        for (int a = f->now.arcs[k]; a < f->now.arcs[k + 1]; a++) {
+            const arc *w = &f->now.arc[a];
+            if (w->from != node)
+                continue;
+            tp_response_stage s = stage_of(f, k, f->now.block[node], w->end);
+            double bound = tp_response_makespan(&s, head, tail_of(f, k + 1, w->to), INFINITY, f->scratch);
+            f->q->effort += path_steps(f);
+            if (best == NULL || bound < least) {
+                least = bound;
+                best = w;
+            }
+        }
+        tp_response_stage s = stage_of(f, k, f->now.block[node], best->end);
+        tp_response_head(&s, head, head + size, f->scratch);
+        f->spare[k + 1] = best->end;
+        node = best->to;
+    }
+}
+
 static tp_status
 open_tables(tp_arena *arena, proof *f)
 {
@@ -377,12 +447,13 @@ open_tables(tp_arena *arena, proof *f)
 
 /* Would one look at all arcs take too much memory, or much of the effort? */
 static int
-is_large(const proof *f)
+is_large(proof *f)
 {
     int64_t steps = 0, limit = f->q->limits.effort > 0 ? f->q->limits.effort : INT64_MAX;
     size_t nodes = (size_t)f->all.node[f->stages + 1];
     for (int k = 0; k < f->stages; k++)
         steps += (f->all.arcs[k + 1] - f->all.arcs[k]) * (tail_steps(f, k) + 2 * path_steps(f));
+    f->brief = nodes * table(f) <= ROOM && steps <= limit / 32;
     return nodes * tp_response_head_size(f->micros) + 2 * (size_t)f->most * table(f) > ROOM || steps > limit / 4;
 }
 
@@ -393,7 +464,7 @@ look(tp_arena *arena, proof *f, int depth, outcome *out);
 static tp_status
 divide(tp_arena *arena, proof *f, int depth, outcome *out)
 {
-    int p = f->stages, place = 0;
+    int p = f->stages, place = 0, made = f->made, known = f->known;
     ways *all = &f->apart[depth];
     if (all->arc == NULL)
         TP_TRY(take_ways(arena, p, f->all.node[p + 1], f->all.arcs[p], all));
@@ -404,6 +475,7 @@ divide(tp_arena *arena, proof *f, int depth, outcome *out)
     int middle = all->node[place] + (all->node[place + 1] - all->node[place]) / 2;
     for (int part = 0; part < 2 && !f->q->stopped; part++) {
         copy_ways(p, all, &f->now);
+        f->known = f->made == made ? known : 0; /* else the first part's are in their place */
         for (int a = f->now.arcs[place]; a < f->now.arcs[place + 1]; a++)
             f->now.arc[a].live = (f->now.arc[a].from < middle) == (part == 0);
         compact(f);
@@ -424,6 +496,15 @@ look(tp_arena *arena, proof *f, int depth, outcome *out)
         out->large = !out->ended && !f->keep;
         if (out->ended || out->large || q->stopped)
             return TP_OK;
+        if (depth >= 0 && depth < DIVES) {
+            double before = q->best_s;
+            dive(f);
+            TP_TRY(tp_stage_improve(arena, q, f->spare, DIVE, DIVE_SIMULATIONS));
+            f->limit_s = q->best_s - SLACK * q->best_s;
+            out->found |= q->best_s < before;
+            if (q->best_s < before)
+                continue;
+        }
         tp_response_head_empty(f->micros, f->way);
         f->boundary[0] = 0;
         f->until = depth < DEPTH ? q->nodes + 8 * f->stages : INT64_MAX;
@@ -437,15 +518,16 @@ look(tp_arena *arena, proof *f, int depth, outcome *out)
     }
 }
 
-/* A limit that no plan keeps costs little, one that many keep much. So limits halve what is between the bound and the best
- * plan until that is little, and the best plan's own comes last. */
+/* The best plan is mostly as good as any (tp_stage_improve): its own limit, kept by few, ends it at once. But where that may
+ * take long, what is known by then counts: a limit that no plan keeps costs little, one that many keep much. So limits halve
+ * what is between the bound and the best plan until that is little, and the best plan's own comes last. */
 static tp_status
 search(tp_arena *arena, proof *f, outcome *out)
 {
     tp_stage_search *q = f->q;
     double low = q->bound_s, high = q->best_s, gap = high - low;
     for (int done = 0; !done && !q->stopped;) {
-        int last = high - low <= 0.3 * gap;
+        int last = high - low <= 0.3 * gap || f->brief;
         double limit = last ? q->best_s - SLACK * q->best_s : low + 0.5 * (high - low);
         f->limit_s = limit;
         *out = (outcome){0};

@@ -175,6 +175,28 @@ makespan_body(const tp_response_stage *s, const double *head, const double *tail
     return end;
 }
 
+BODY double
+delay_body(const tp_response_stage *s, const double *head, double rest_s, double limit_s, double *scratch)
+{
+    int m = s->micros;
+    double *down = scratch, *back = scratch + m, now = 0.0, end = head[3 * m];
+    memcpy(down, head, (size_t)m * sizeof *down);
+    for (int r = 0; r <= s->lead; r++)
+        back[r] = (now = later(now, down[r]) + s->forward_s) + rest_s;
+    for (int q = 0; q < m; q++) {
+        int r = s->lead + 1 + q;
+        now = later(now, back[q]) + s->backward_s;
+        end = later(end, now + head[m + q]);
+        if (end > limit_s)
+            break;
+        if (r >= m)
+            continue;
+        push_head(s, head + 2 * m, q, now, down);
+        back[r] = (now = later(now, down[r]) + s->forward_s) + rest_s;
+    }
+    return end;
+}
+
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2")))
 static AVX2 void
@@ -192,12 +214,18 @@ makespan_avx2(const tp_response_stage *s, const double *head, const double *tail
 {
     return makespan_body(s, head, tail, limit_s, scratch);
 }
+static AVX2 double
+delay_avx2(const tp_response_stage *s, const double *head, double rest_s, double limit_s, double *scratch)
+{
+    return delay_body(s, head, rest_s, limit_s, scratch);
+}
 #define HAS_AVX2 __builtin_cpu_supports("avx2")
 #else
 #define HAS_AVX2 0
 #define head_avx2 head_body
 #define tail_avx2 tail_body
 #define makespan_avx2 makespan_body
+#define delay_avx2 delay_body
 #endif
 
 void
@@ -223,4 +251,10 @@ tp_response_makespan(const tp_response_stage *s, const double *head, const doubl
                      double *scratch)
 {
     return HAS_AVX2 ? makespan_avx2(s, head, tail, limit_s, scratch) : makespan_body(s, head, tail, limit_s, scratch);
+}
+
+double
+tp_response_delay(const tp_response_stage *s, const double *head, double rest_s, double limit_s, double *scratch)
+{
+    return HAS_AVX2 ? delay_avx2(s, head, rest_s, limit_s, scratch) : delay_body(s, head, rest_s, limit_s, scratch);
 }

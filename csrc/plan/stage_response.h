@@ -38,7 +38,7 @@ tp_response_head_size(int micros)
 /* Of no stages: before stage 0. */
 void
 tp_response_head_empty(int micros, double *head);
-/* The head behind the stage, from the one before it, into out. scratch of all three: [2 * micros]. */
+/* The head behind the stage, from the one before it, into out. scratch of all: [2 * micros]. */
 void
 tp_response_head(const tp_response_stage *s, const double *head, double *out, double *scratch);
 /* The tail before the stage, from the one behind it: out[] is the lesser of itself and that, or that if `set` is 0. */
@@ -48,5 +48,9 @@ tp_response_tail(const tp_response_stage *s, const double *tail, int set, double
 double
 tp_response_makespan(const tp_response_stage *s, const double *head, const double *tail, double limit_s,
                      double *scratch);
+
+/* The same with no more behind the stage than a delay: rest_s from the end of F(q) to the arrival of B(q). Not the last stage. */
+double
+tp_response_delay(const tp_response_stage *s, const double *head, double rest_s, double limit_s, double *scratch);
 
 #endif

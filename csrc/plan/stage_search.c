@@ -95,6 +95,7 @@ tp_stage_descend(tp_stage_search *q, int *boundary, int64_t steps)
 
 /* ---- branch and bound ---------------------------------------------------------------------------------------------------- */
 
+enum { IMPROVE = 200 };     /* simulations for a better plan before the proof */
 enum { PATIENCE = 300000 }; /* steps before a proof is tried: where few branches are left, they are done by then */
 
 typedef struct {
@@ -233,6 +234,11 @@ tp_stage_branch(tp_arena *arena, tp_stage_search *q)
         int done = 0;
         enter(&t, 0);
         int k = branch(&t, 0, PATIENCE);
+        if (k >= 0 && !q->stopped) {
+            TP_TRY(tp_stage_improve(arena, q, NULL, 0.5, IMPROVE));
+            set_goal(&t);
+            k = t.goal >= 0.0 ? k : -1;
+        }
         if (k >= 0 && !q->stopped)
             TP_TRY(tp_stage_prove(arena, q, &done));
         if (k >= 0 && !done) { /* too large for that: all of the descent, and the branches left */

@@ -14,6 +14,7 @@ typedef struct {
     tp_autopipe_limits limits;
     int64_t start_ns, effort, look, simulations, nodes; /* look: the effort at which the clock is read again */
     int stopped;
+    struct tp_stage_paths *paths; /* of tp_stage_improve; NULL before the first */
 } tp_stage_search;
 
 /* What a better plan must stay within: what is closer than this is a tie. */
@@ -31,6 +32,7 @@ tp_stage_effort(const tp_stages *s, int stages)
 
 /* Steps of a descent before there is a proof: what is better still, the proof finds sooner than more of it would. */
 enum { TP_STAGE_DESCENT = 100000 };
+#define TP_STAGE_CLOSE (1.0 / 256.0) /* of what the best plan is above the bound: no less is looked for without a proof */
 
 /* The makespan; +inf where it is more than limit_s. A strictly better one becomes the best plan. */
 double
@@ -42,6 +44,10 @@ tp_stage_stop(tp_stage_search *q);
  * or so many steps are done. boundary: [stages + 1] scratch. */
 void
 tp_stage_descend(tp_stage_search *q, int *boundary, int64_t steps);
+/* From a plan (NULL: the best) towards a makespan that is less than the best one by `share` of what that is above the bound,
+ * then by half of that and so on down to TP_STAGE_CLOSE; so many simulations at most (csrc/plan/stage_paths.c). */
+TP_MUST_USE tp_status
+tp_stage_improve(tp_arena *arena, tp_stage_search *q, const int *from, double share, int simulations);
 /* Branch and bound from the best plan: bound_s is the best makespan, less ties, unless a limit stopped it. */
 TP_MUST_USE tp_status
 tp_stage_branch(tp_arena *arena, tp_stage_search *q);
