@@ -11,7 +11,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { PRICES = 10 }; /* 0 and INFINITY among them: the fastest choice, and that of least bytes */
+enum { PRICES = 8 }; /* 0 and INFINITY among them: the fastest choice, and that of least bytes */
 
 typedef struct {
     double time_s, bytes;
@@ -27,7 +27,7 @@ struct tp_layer_price_list {
 tp_status
 tp_layer_prices_open(const tp_layer_space *s, int64_t most, tp_layer_prices *prices)
 {
-    *prices = (tp_layer_prices){.most = most, .worth = 2 + s->count / 16};
+    *prices = (tp_layer_prices){.most = most, .worth = 8 + s->count / 4}; /* sums over all downsets */
     TP_ARENA_TAKE(s->arena, s->replicas, prices->place);
     for (int r = 0; r < s->replicas; r++) {
         prices->place[r] = prices->places;
