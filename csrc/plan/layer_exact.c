@@ -70,6 +70,9 @@ typedef struct {
     int *fronts;                 /* [count] */
     int *replicas_to;            /* [reach + 1] how many numbers of replicas are at most that */
     entry *at;                   /* [reach + 1] scratch: least k by s */
+    entry *stage;                /* [nodes] of the last plan found, the first stage first */
+    int *whole;                  /* [nodes] the downset that each begins */
+    int stages;
     tp_layer_choice choice;
     cached *cache;               /* [1 << cache_bits] */
     int cache_bits;
@@ -332,8 +335,8 @@ solve_entry(search *x, int i, const entry *e)
     return solve_pack(x, y, INFINITY);
 }
 
-/* The largest time of a plan with none above tau: of the one on the fewest devices; INFINITY if there is none, or if the thread is
- * told to stop. */
+/* The largest time of a plan with none above tau: of the one on the fewest devices, which is kept as x->stage; INFINITY if there
+ * is none, or if the thread is told to stop. */
 static double
 probe(search *x, double tau)
 {
@@ -358,8 +361,10 @@ probe(search *x, double tau)
     if (at < 0)
         return INFINITY;
     double most = 0.0;
-    while (i > 0) {
+    for (x->stages = 0; i > 0; x->stages++) {
         const entry *e = &x->front[(int64_t)i * (s->reach + 1) + at];
+        x->stage[x->stages] = *e;
+        x->whole[x->stages] = i;
         most = fmax(most, solve_entry(x, i, e));
         i = e->j;
         at = e->from;
@@ -429,6 +434,8 @@ open_search(search *x, const tp_layer_graph *g, tp_arena *arena)
     TP_ARENA_TAKE(arena, s->count, x->fronts);
     TP_ARENA_TAKE(arena, s->reach, x->at);
     TP_ARENA_TAKE(arena, s->reach, x->replicas_to);
+    TP_ARENA_TAKE(arena, g->nodes, x->stage);
+    TP_ARENA_TAKE(arena, g->nodes, x->whole);
     for (int d = 1, r = 0; d <= s->reach; d++)
         x->replicas_to[d] = r += r < s->replicas && s->replica[r] == d;
     TP_TRY(tp_layer_choice_open(s, x->sums.slack, &x->choice));
@@ -475,24 +482,19 @@ find_least(search *x, tp_layer_plan *plan)
     }
     plan->optimal = !x->choice.capped;
     plan->lower_bound_s = plan->optimal ? high * (1.0 - 1e-12) : work;
-    probe(x, high); /* the fronts of the plan itself */
     return tp_deadline_check_told();
 }
 
 static void
 write_plan(search *x, tp_layer_plan *plan)
 {
-    const tp_layer_space *s = &x->space;
-    int i = s->count - 1, at = x->fronts[i] - 1;
-    while (i > 0) {
-        const entry *e = &x->front[(int64_t)i * (s->reach + 1) + at];
-        fill_pair(x, i, e->pair);
-        solve_entry(x, i, e);
-        tp_layer_plan_put(s, &x->pair, &x->pack, e->t, s->replica[e->r], plan);
-        i = e->j;
-        at = e->from;
+    for (int k = 0; k < x->stages; k++) {
+        const entry *e = &x->stage[k];
+        fill_pair(x, x->whole[k], e->pair);
+        solve_entry(x, x->whole[k], e);
+        tp_layer_plan_put(&x->space, &x->pair, &x->pack, e->t, x->space.replica[e->r], plan);
     }
-    tp_layer_plan_finish(s, plan);
+    tp_layer_plan_finish(&x->space, plan);
 }
 
 tp_status
