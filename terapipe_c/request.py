@@ -221,8 +221,8 @@ def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, 
                                     f"{counted(chunks, 'chunk')} a rank, so {ranks} would be right")
         stages = ranks
     if chunks > model.num_blocks:
-        raise InvalidValueError(f"chunks is {chunks}: the model has {model.num_blocks} blocks, so at most {model.num_blocks} would "
-                                "be right")
+        most = max(1, model.num_blocks // (1 if stages is None else whole("stages", stages)))
+        raise InvalidValueError(f"chunks is {chunks}: the model has {model.num_blocks} blocks, so at most {most} would be right")
     if stages is not None:
         ranks = whole("stages", stages)
         if ranks * chunks > model.num_blocks:

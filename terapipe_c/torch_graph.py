@@ -8,6 +8,7 @@ import itertools
 import random
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -293,11 +294,11 @@ def _chances(torch: Any, held: list[Any]) -> list[tuple[Callable[[Any], Any], An
 
 @contextmanager
 def _restored(module: Any) -> Iterator[None]:
-    """Attributes, lists and dicts of all submodules as they were: tracing leaves proxies where a module holds its parameters twice
-    (LSTM)."""
+    """Attributes of all submodules, and what lists, dicts and the like of them hold, as they were: tracing leaves proxies where a
+    module holds its parameters twice (LSTM)."""
     before = []
     for part in module.modules():
-        inside = {key: copy(value) for key, value in vars(part).items() if isinstance(value, list | dict)}
+        inside = {key: copy(value) for key, value in vars(part).items() if isinstance(value, list | dict | set | deque)}
         before.append((vars(part), dict(vars(part)), inside))
     try:
         yield
@@ -307,7 +308,7 @@ def _restored(module: Any) -> Iterator[None]:
             now.update(values)
             for key, value in inside.items():
                 now[key].clear()
-                (now[key].extend if isinstance(value, list) else now[key].update)(value)
+                (now[key].update if isinstance(value, dict | set) else now[key].extend)(value)
 
 
 def first_words(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """tp.capture: what torch.fx, torch.export and autograd say of a PyTorch model, as nodes. Skipped where torch is not installed."""
 
+import collections
 import copy
 import sys
 
@@ -575,8 +576,11 @@ def test_random_states_gradients_and_pending_backwards_are_left_as_they_were(tor
             super().__init__()
             self.norm, self.line, self.chance = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.Generator()
             self.own = {"numpy": np.random.default_rng(1), "python": random.Random(2)}
+            self.seen, self.last = {0}, collections.deque([0], maxlen=2)
 
         def forward(self, x):
+            self.seen.add(len(self.seen))
+            self.last.append(x)
             self.line.weight.requires_grad_(False)
             self.line.weight.grad = None
             noise = torch.rand(4, generator=self.chance) + np.random.rand() + random.random()
@@ -596,7 +600,8 @@ def test_random_states_gradients_and_pending_backwards_are_left_as_they_were(tor
 
     before = states()
     tp.capture(model, x, repeats=1)
-    assert states() == before and model.line.weight.requires_grad and model.line.weight.grad is gradient
+    assert states() == before and model.seen == {0} and list(model.last) == [0]
+    assert model.line.weight.requires_grad and model.line.weight.grad is gradient
     pending.backward()
     assert model.norm.weight.grad is not None
 
