@@ -101,7 +101,7 @@ class _Book:
 def _leaves(book: _Book, value: Any, copy: bool) -> Any:
     """The same arguments cut off from the graph, so that a backward is this node's alone. copy: for ops in place."""
     def leaf(x: Any) -> Any:
-        if book.key(x) in book.params:
+        if book.key(x) in book.params and x.grad_fn is None:   # what the module made of a parameter before has the module's graph
             return x
         made = x.detach()
         made.requires_grad_(x.requires_grad)  # of a mask, or of a first state, no gradient is wanted

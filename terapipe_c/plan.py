@@ -471,7 +471,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
         InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short, and a limit that is
             enough (``error.memory_bytes``). terapipe, with one stage a rank, has then looked for any contiguous stages that would
-            fit, with the slices (or the given ones) that hold least, and, but for recompute, no less is enough for these.
+            fit, with the slices (or the given ones) that hold least, and, but for recompute, no less is enough for these on the
+            numbers of ranks that it compares.
         DeadlineError: within time_limit_s no plan that fits was found.
     """
     start = time.perf_counter()

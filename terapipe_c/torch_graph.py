@@ -74,13 +74,14 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
     """A torch.autograd.Function is one operation: what its forward does without gradients is no part of the graph, and its own
     backward is. leaf(call, tensors) is asked instead, where a call of these alone has the Function's other arguments already. But a
     torch.utils.checkpoint is as if there were none: what is made again is a planner's choice."""
-    function, pytree = torch.autograd.Function, importlib.import_module("torch.utils._pytree")
+    pytree, own_thread = importlib.import_module("torch.utils._pytree"), threading.get_ident()
     again = importlib.import_module("torch.utils.checkpoint").CheckpointFunction
-    apply, own_thread = vars(function)["apply"], threading.get_ident()
+    # Function.apply, which may have been bound to a name long ago, asks this one's.
+    base = importlib.import_module("torch.autograd.function")._SingleLevelFunction
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != own_thread:
-            return apply.__func__(cls, *args, **kwargs)
+            return super(base, cls).apply(*args, **kwargs)
         if cls is again:
             return args[0](*args[2:])  # behind the function: whether the random state is kept
         flat, form = pytree.tree_flatten((args, kwargs))
@@ -91,16 +92,16 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
             for k, tensor in zip(places, tensors, strict=True):
                 whole[k] = tensor
             args, kwargs = pytree.tree_unflatten(whole, form)
-            return apply.__func__(cls, *args, **kwargs)
+            return super(base, cls).apply(*args, **kwargs)
 
         call.__name__ = call.__qualname__ = cls.__name__
         return leaf(call, [flat[k] for k in places])
 
-    function.apply = classmethod(applied)
+    base.apply = classmethod(applied)
     try:
         yield
     finally:
-        function.apply = apply
+        del base.apply
 
 
 def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
@@ -152,9 +153,14 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
     with torch.enable_grad(), warnings.catch_warnings(), _functions(torch, own.leaf, (torch.Tensor,)):
         warnings.simplefilter("ignore")  # of how a layer of torch's own is written (LSTM)
         exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)
+        if any("functorch" in str(getattr(node.target, "__module__", "")) for node in exported.graph.nodes):
+            exported = exported.run_decompositions({})  # torch.vmap's beginning and end, which are nodes, would have to be run as one
         graph = exported.module()        # with gradients: without them attention takes a path that has no backward
-    for node in graph.graph.nodes:
-        node.target = own.calls.get(node.target, node.target)
+    for part in graph.modules():         # what is within autocast or no_grad is a graph of its own
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.target = own.calls.get(node.target, node.target)
+        if isinstance(part, torch.fx.GraphModule):
+            part.recompile()
     return graph, tuple(leaves((arguments, named)))
 
 
@@ -177,7 +183,8 @@ class _Operations:
 
         def fake(given: list[Any]) -> list[Any]:
             whole[:] = tree.tree_flatten(call(*given))
-            return [torch.empty_like(x) for x in whole[0] if isinstance(x, torch.Tensor)]
+            return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) if x.layout == torch.strided
+                    else torch.empty_like(x) for x in whole[0] if isinstance(x, torch.Tensor)]
 
         name = f"{call.__name__}_{len(self.calls)}"
         several.__name__ = call.__name__

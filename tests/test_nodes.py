@@ -272,6 +272,7 @@ def test_the_largest_micro_batch_of_the_engine_is_what_tp_plan_fits():
     (dict(optimise_memory=True), "optimise_memory is True and executable True"), (dict(mode="paper"), "mode is 'paper'"),
     (dict(swap_bandwidth_Bps=1e9), "swap_bandwidth_Bps is"), (dict(link_bandwidth_Bps=1e9), "link_bandwidth_Bps is"),
     (dict(cluster=None), "its cluster"), (dict(micro_batches=0), "micro_batches is 0"),
+    (dict(micro_batches=10**9), "micro_batches is 1000000000: at most 65536"), (dict(stages=0), "stages is 0"),
     (dict(planner="memory"), "planner is 'memory'"), (dict(stages=4), "stages is 4"),
     (dict(executable="no"), "executable is 'no'")])  # fmt: skip
 def test_what_the_engine_takes_no_largest_micro_batch_of(change, said):

@@ -86,8 +86,10 @@ drop_line(tp_control *c, line *l, int error)
     l->fd = -1;
     if (l->left || c->closing)
         return;
-    if (c->comm->rank != 0 && c->comm->ranks > 2) /* rank 0 may not be the first to end, and told of who was */
-        nanosleep(&(struct timespec){.tv_nsec = KILLED_NS}, NULL);
+    int first;
+    char text[512];
+    if (c->comm->rank != 0 && c->comm->ranks > 2 && error != ETIMEDOUT && tp_region_aborted(c->region, &first, text) == TP_OK)
+        nanosleep(&(struct timespec){.tv_nsec = KILLED_NS}, NULL); /* rank 0 may not be the first to end, and told of who was */
     mourn(c, l->rank, error, "ended without a word (its connection closed)");
 }
 

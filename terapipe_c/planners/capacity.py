@@ -116,9 +116,8 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
         if value is not None:
             raise InvalidValueError(f"{name} is {value!r} and executable True: tp.plan's planners choose what to recompute "
                                     "and take links and swaps from the cluster; without it would be right")
-    micros = stages if micro_batches is None else integer(micro_batches, "micro_batches")
-    if micros < 1:
-        raise InvalidValueError(f"micro_batches is {micros}: at least 1 would be right")
+    stages = whole("stages", stages)
+    micros = stages if micro_batches is None else whole("micro_batches", integer(micro_batches, "micro_batches"), 1, 65536)
     length = model.block_size if seq_len is None else seq_len
     return lambda batch: plan(model, cluster, batch * micros, length, costs, planner=planner, schedule=schedule, stages=stages,
                               memory_bytes=memory_bytes, slicing=[(batch, [length])] * micros, executable=True,
