@@ -154,7 +154,7 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
         warnings.simplefilter("ignore")  # of how a layer of torch's own is written (LSTM)
         exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)
         if any("functorch" in str(getattr(node.target, "__module__", "")) for node in exported.graph.nodes):
-            exported = exported.run_decompositions({})  # torch.vmap's beginning and end, which are nodes, would have to be run as one
+            exported = exported.run_decompositions({})  # torch.vmap's beginning and end are nodes, to be run as one
         graph = exported.module()        # with gradients: without them attention takes a path that has no backward
     for part in graph.modules():         # what is within autocast or no_grad is a graph of its own
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
