@@ -1,0 +1,268 @@
+"""tp.capture of what has ways of its own: torch.autograd.Functions, checkpoints, transforms, errors, and what a module holds
+besides parameters. Skipped where torch is not installed."""
+
+import collections
+
+import numpy as np
+import pytest
+from test_capture import saved_bytes, torch
+
+import terapipe_c as tp
+
+__all__ = ["torch"]
+
+
+def functions(torch):
+    """A model with a clamped product by a torch.autograd.Function, and the same without one."""
+    class Clamped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, least):
+            y = (x @ weight.T).clamp(min=least)
+            ctx.save_for_backward(x, weight)
+            return y, y.sum(), "words"
+
+        @staticmethod
+        def backward(ctx, dy, dsum, words):
+            x, weight = ctx.saved_tensors
+            return dy @ weight, dy.T @ x, None
+
+    class Model(torch.nn.Module):
+        def __init__(self, by_function):
+            super().__init__()
+            self.line, self.by_function = torch.nn.Linear(8, 8), by_function
+            self.weight = torch.nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x):
+            x = torch.exp(self.line(x))
+            if self.by_function:
+                y, total, words = Clamped.apply(x, self.weight, 0.0)
+                assert not isinstance(words, torch.Tensor)
+            else:
+                y = (x @ self.weight.T).clamp(min=0.0)
+                total = y.sum()
+            return torch.tanh(torch.sin(y)), total
+
+    torch.manual_seed(3)
+    return Model(True), Model(False)
+
+
+def test_a_function_of_ones_own_is_one_node_with_its_own_backward(torch):
+    model, plain = functions(torch)
+    x = torch.randn(16, 8)
+    nodes, apart = tp.capture(model, x, repeats=1), tp.capture(plain, x, repeats=1)
+    at = {name: k for k, name in enumerate(nodes.names)}
+    assert {"line", "exp", "clamped", "sin", "tanh"} <= set(at) and "matmul" not in at and "matmul" in apart.names
+    assert all(nodes.bwd_s[at[name]] > 0 for name in ("line", "exp", "clamped", "sin", "tanh"))
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x) == 3 * 16 * 8 * 4  # exp's, the Function's, tanh's
+    assert nodes.param_bytes[at["clamped"]] == 8 * 8 * 4 and nodes.param_bytes.sum() == apart.param_bytes.sum()
+    assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)  # torch is as it was
+
+
+def test_torch_export_does_not_take_a_function_apart_either(torch):
+    """It charged what its forward computes without gradients: transformers' BLOOM seemed to save 2.2 times what it does."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = functions(torch)[0]
+
+        def forward(self, x, mask=None):
+            if mask is None:
+                x = x * 1
+            y, total = self.inner(x)
+            return y + total
+
+    model, x = Model(), torch.randn(16, 8)
+    nodes = tp.capture(model, (x, torch.ones(1)), repeats=1)
+    assert any("clamped" in name for name in nodes.names) and not any("clamp_" in name or "matmul" in name for name in nodes.names)
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x, torch.ones(1))
+    assert nodes.param_bytes.sum() == sum(p.numel() * 4 for p in model.parameters())
+    product = next(k for k, name in enumerate(nodes.names) if "clamped" in name)
+    assert nodes.bwd_s[product] > 0 and nodes.param_bytes[product] == 8 * 8 * 4
+
+
+@pytest.mark.parametrize("within", ["autocast", "no_grad", "an old name", "a part of the rows"])
+@pytest.mark.parametrize("exported", [False, True])
+def test_wherever_and_by_whatever_name_a_function_is_applied(torch, within, exported):
+    class Exp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            y = x.exp().sin()
+            return y[:, :8] if within == "a part of the rows" else y
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            return torch.nn.functional.pad(dy, (0, x.shape[1] - dy.shape[1])) * x
+
+    apply = Exp.apply  # as torch's own documentation does
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+        def forward(self, x, mask=None):
+            x = self.a(x)
+            if exported and mask is None:  # a path that torch.fx does not take
+                x = x * 1
+            if within == "autocast":
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return apply(x) + self.b(x)
+            if within == "no_grad":
+                with torch.no_grad():
+                    still = Exp.apply(x)
+                return self.b(x) + still
+            y = apply(x)
+            return y * 2 if y.shape[1] == 16 else (y if y.is_contiguous() else y.contiguous()).view(-1)
+
+    model, x = Model(), torch.randn(4, 16)
+    nodes = tp.capture(model, x, repeats=1)
+    assert not any("sin" in name for name in nodes.names) and nodes.param_bytes.sum() >= 4 * 16 * 17, nodes.names
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x) or within == "autocast"  # which casts what it is given
+    if within not in ("no_grad", "autocast"):
+        assert nodes.bwd_s[[k for k, name in enumerate(nodes.names) if "exp" in name.lower()][0]] > 0
+    assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
+
+
+def test_transforms_of_torch_func_are_seen_through_and_left(torch):
+    """torch.export's graph had their beginnings as nodes, which were run without their ends: torch stayed within them."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.vmap(lambda row: row * 2)(self.line(x))
+
+    model, x = Model(), torch.randn(3, 4)
+    nodes = tp.capture(model, x, repeats=1)
+    assert nodes.names[-1] == "mul" and nodes.param_bytes.sum() == 20 * 4
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0 and torch.nn.Linear(2, 2)(torch.rand(2)).shape == (2,)
+
+
+def test_the_history_of_what_a_module_holds_is_neither_walked_nor_freed(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(8, 8))
+            self.square = self.weight * self.weight
+
+        def forward(self, x):
+            return torch.tanh(x @ self.square)
+
+    model, x = Model(), torch.randn(4, 8)
+    nodes = tp.capture(model, x, repeats=1)
+    assert nodes.names == ("matmul", "tanh") and (nodes.bwd_s > 0).all()
+    model(x).sum().backward()
+    assert model.weight.grad is not None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_is_as_if_there_were_none(torch, reentrant):
+    class Model(torch.nn.Module):
+        def __init__(self, again):
+            super().__init__()
+            self.again, self.up, self.down = again, torch.nn.Linear(8, 32), torch.nn.Linear(32, 8)
+
+        def inner(self, x):
+            return self.down(torch.tanh(self.up(x)))
+
+        def forward(self, x):
+            x = torch.sin(x)
+            if not self.again:
+                return self.inner(x)
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    import torch.utils.checkpoint
+    x = torch.randn(4, 8, requires_grad=True)
+    with_it, without = (tp.capture(Model(again), x, repeats=1) for again in (True, False))
+    assert with_it.names == without.names and (with_it.bwd_s > 0).all()
+    assert (with_it.activation_bytes == without.activation_bytes).all() and (with_it.param_bytes == without.param_bytes).all()
+
+
+def test_no_backward_asks_for_gradients_of_the_whole_model(torch, monkeypatch):
+    """torch looks for each that is asked for: of 48 layers the nodes' backwards took 20 times as long as the model's."""
+    asked = []
+    grad = torch.autograd.grad
+
+    def counting(roots, wanted, *rest, **options):
+        asked.append(len(wanted))
+        return grad(roots, wanted, *rest, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", counting)
+    nodes = tp.capture(torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20))), torch.randn(2, 4), repeats=1)
+    assert len(nodes) == 20 and max(asked) == 3 and (nodes.bwd_s > 0).all()  # of its input, weight and bias
+
+
+def test_named_results_sparse_buffers_and_lists_in_circles(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(6, 6)
+            self.register_buffer("adjacent", torch.eye(5).to_sparse())
+            self.circle = [torch.zeros(2)]
+            self.circle.append(self.circle)
+
+        def forward(self, x):
+            x = torch.sparse.mm(self.adjacent, self.line(x))
+            best = x.topk(3)
+            return best.values + torch.sort(x).values[:, :3] + x.max(-1, keepdim=True)[0] + torch.linalg.qr(x).Q[:, :3]
+
+    nodes = tp.capture(Model(), torch.randn(5, 6, requires_grad=True), repeats=1)
+    assert {"_sparse_mm", "topk", "sort"} <= set(nodes.names) and nodes.param_bytes.sum() == 6 * 7 * 4
+    assert nodes.optimizer_bytes.sum() == 2 * 6 * 7 * 4 + 5 * (2 * 8 + 4)  # the sparse ones: two indices and a value each
+
+
+def test_whatever_a_node_raises_is_told_with_its_name(torch):
+    class Model(torch.nn.Module):
+        def __init__(self, fails):
+            super().__init__()
+            self.fails, self.mix = fails, torch.nn.MultiheadAttention(8, 2)
+
+        def forward(self, x):
+            return self.fails(self, x)
+
+    x = torch.randn(3, 2, 4)
+    for fails, words in ((lambda m, x: m.mix(x, x, x), r"node mix .*AssertionError"), (lambda m, x: x.nope, "AttributeError"),
+                         (lambda m, x: x / (x.shape[0] // 4 // x.dim() // (x.shape[1] - 2)), "ZeroDivisionError")):
+        with pytest.raises(tp.InvalidValueError, match=rf"node .* does not run on this example: .*{words}|{words}"):
+            tp.capture(Model(fails), x, repeats=1)
+
+
+def test_random_states_gradients_and_pending_backwards_are_left_as_they_were(torch):
+    import random
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.line, self.chance = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.Generator()
+            self.own = {"numpy": np.random.default_rng(1), "python": random.Random(2)}
+            self.seen, self.last = {0}, collections.deque([0], maxlen=2)
+
+        def forward(self, x):
+            self.seen.add(len(self.seen))
+            self.last.append(x)
+            self.line.weight.requires_grad_(False)
+            self.line.weight.grad = None
+            noise = torch.rand(4, generator=self.chance) + np.random.rand() + random.random()
+            noise = noise + self.own["numpy"].random() + self.own["python"].random()
+            return self.line(self.norm(x)) + noise
+
+    model, x = Model(), torch.randn(6, 4)
+    model.line.weight.grad = torch.ones(4, 4)
+    gradient = model.line.weight.grad
+    pending = model.norm(x).sum()
+    np.random.seed(5)
+    random.seed(5)
+
+    def states():
+        return (random.getstate(), repr(np.random.get_state()), model.chance.get_state().tolist(), model.own["python"].getstate(),
+                model.own["numpy"].bit_generator.state, torch.random.get_rng_state().tolist())
+
+    before = states()
+    tp.capture(model, x, repeats=1)
+    assert states() == before and model.seen == {0} and list(model.last) == [0]
+    assert model.line.weight.requires_grad and model.line.weight.grad is gradient
+    pending.backward()
+    assert model.norm.weight.grad is not None
