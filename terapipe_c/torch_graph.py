@@ -156,10 +156,10 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
         if any("functorch" in str(getattr(node.target, "__module__", "")) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})  # torch.vmap's beginning and end are nodes, to be run as one
         graph = exported.module()        # with gradients: without them attention takes a path that has no backward
-    for part in graph.modules():         # what is within autocast or no_grad is a graph of its own
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            node.target = own.calls.get(node.target, node.target)
-        if isinstance(part, torch.fx.GraphModule):
+    for part in graph.modules():
+        if isinstance(part, torch.fx.GraphModule):      # what is within autocast or no_grad is a graph of its own
+            for node in part.graph.nodes:
+                node.target = own.calls.get(node.target, node.target)
             part.recompile()
     return graph, tuple(leaves((arguments, named)))
 

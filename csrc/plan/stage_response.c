@@ -152,15 +152,25 @@ tail_body(const tp_response_stage *s, const double *tail, int set, double *out, 
     }
 }
 
+/* What is behind the stage: a tail, or (NULL) a mere delay. */
+BODY void
+push_behind(const tp_response_stage *s, const double *tail, double rest_s, int r, double now, double *back)
+{
+    if (tail != NULL)
+        push_tail(s, tail, r, now, back);
+    else
+        back[r] = now + rest_s;
+}
+
 BODY double
-makespan_body(const tp_response_stage *s, const double *head, const double *tail, double limit_s, double *scratch)
+makespan_body(const tp_response_stage *s, const double *head, const double *tail, double rest_s, double limit_s, double *scratch)
 {
     int m = s->micros;
     double *down = scratch, *back = scratch + m, now = 0.0, end = head[3 * m];
     memcpy(down, head, (size_t)m * sizeof *down);
     fill(back, m);
     for (int r = 0; r <= s->lead; r++)
-        push_tail(s, tail, r, now = later(now, down[r]) + s->forward_s, back);
+        push_behind(s, tail, rest_s, r, now = later(now, down[r]) + s->forward_s, back);
     for (int q = 0; q < m; q++) {
         int r = s->lead + 1 + q;
         now = later(now, back[q]) + s->backward_s;
@@ -170,29 +180,7 @@ makespan_body(const tp_response_stage *s, const double *head, const double *tail
         if (r >= m)
             continue;
         push_head(s, head + 2 * m, q, now, down);
-        push_tail(s, tail, r, now = later(now, down[r]) + s->forward_s, back);
-    }
-    return end;
-}
-
-BODY double
-delay_body(const tp_response_stage *s, const double *head, double rest_s, double limit_s, double *scratch)
-{
-    int m = s->micros;
-    double *down = scratch, *back = scratch + m, now = 0.0, end = head[3 * m];
-    memcpy(down, head, (size_t)m * sizeof *down);
-    for (int r = 0; r <= s->lead; r++)
-        back[r] = (now = later(now, down[r]) + s->forward_s) + rest_s;
-    for (int q = 0; q < m; q++) {
-        int r = s->lead + 1 + q;
-        now = later(now, back[q]) + s->backward_s;
-        end = later(end, now + head[m + q]);
-        if (end > limit_s)
-            break;
-        if (r >= m)
-            continue;
-        push_head(s, head + 2 * m, q, now, down);
-        back[r] = (now = later(now, down[r]) + s->forward_s) + rest_s;
+        push_behind(s, tail, rest_s, r, now = later(now, down[r]) + s->forward_s, back);
     }
     return end;
 }
@@ -212,20 +200,20 @@ tail_avx2(const tp_response_stage *s, const double *tail, int set, double *out, 
 static AVX2 double
 makespan_avx2(const tp_response_stage *s, const double *head, const double *tail, double limit_s, double *scratch)
 {
-    return makespan_body(s, head, tail, limit_s, scratch);
+    return makespan_body(s, head, tail, 0.0, limit_s, scratch);
 }
 static AVX2 double
 delay_avx2(const tp_response_stage *s, const double *head, double rest_s, double limit_s, double *scratch)
 {
-    return delay_body(s, head, rest_s, limit_s, scratch);
+    return makespan_body(s, head, NULL, rest_s, limit_s, scratch);
 }
 #define HAS_AVX2 __builtin_cpu_supports("avx2")
 #else
 #define HAS_AVX2 0
 #define head_avx2 head_body
 #define tail_avx2 tail_body
-#define makespan_avx2 makespan_body
-#define delay_avx2 delay_body
+#define makespan_avx2(s, head, tail, limit_s, scratch) makespan_body(s, head, tail, 0.0, limit_s, scratch)
+#define delay_avx2(s, head, rest_s, limit_s, scratch) makespan_body(s, head, NULL, rest_s, limit_s, scratch)
 #endif
 
 void
@@ -250,11 +238,11 @@ double
 tp_response_makespan(const tp_response_stage *s, const double *head, const double *tail, double limit_s,
                      double *scratch)
 {
-    return HAS_AVX2 ? makespan_avx2(s, head, tail, limit_s, scratch) : makespan_body(s, head, tail, limit_s, scratch);
+    return HAS_AVX2 ? makespan_avx2(s, head, tail, limit_s, scratch) : makespan_body(s, head, tail, 0.0, limit_s, scratch);
 }
 
 double
 tp_response_delay(const tp_response_stage *s, const double *head, double rest_s, double limit_s, double *scratch)
 {
-    return HAS_AVX2 ? delay_avx2(s, head, rest_s, limit_s, scratch) : delay_body(s, head, rest_s, limit_s, scratch);
+    return HAS_AVX2 ? delay_avx2(s, head, rest_s, limit_s, scratch) : makespan_body(s, head, NULL, rest_s, limit_s, scratch);
 }
