@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
 from ._steps import remove_stale
@@ -267,6 +267,10 @@ class Run(Outcome):
         ended = "interrupted" if self._interrupted and isinstance(self._error, _core.AbortedError) else "failed"
         state = "running" if not self._over else ended if self._error else "done"
         return f"Run({state}, {counted(self._job['ranks'], 'rank')}, {self._so_far()}, out={self._job['out']})"
+
+    def __reduce__(self) -> NoReturn:
+        kept = "its report (run.report())" + ("" if self._job["out"] is None else f" or its folder ({self._job['out']})")
+        raise TypeError(f"a run belongs to process {self._owner}, which watches it, and is neither pickled nor copied: keep {kept}")
 
     # -- waiting, and being interrupted --
 

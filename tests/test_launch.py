@@ -2,6 +2,7 @@
 import html
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -200,6 +201,8 @@ def test_stop_ends_after_a_step_with_a_checkpoint(tmp_path):
     assert not run.running and 5 <= done < 100_000
     assert run.checkpoint_path == tmp_path / f"a/checkpoints/step-{done:08d}"
     assert [record.step for record in run] == list(range(done))
+    with pytest.raises(TypeError, match=f"process {os.getpid()}, .*run.report.*{tmp_path}/a"):
+        pickle.dumps(run)
 
 
 def test_the_report_lays_predicted_beside_measured(tmp_path):
