@@ -151,6 +151,15 @@ tp_simt_fence_async(void);
 #define TP_WGMMA_SS(n, d, a, b) TP_WGMMA_NAME(SS, n)(d, a, b)
 #define TP_WGMMA_RS(n, d, a, b) TP_WGMMA_NAME(RS, n)(d, a, b)
 
+/* The warpgroup of this thread, as lane 0 has it: so a compiler knows that a warp has one, and keeps descriptors made of it in
+ * uniform registers, where products read them. Of TP_THREAD it fetched both words anew for every product (R2UR in its SASS). Every
+ * lane comes. (cutlass/cutlass.h, canonical_warp_group_idx.) */
+TP_DEVICE int
+tp_warpgroup(void)
+{
+    return TP_SHFL_I(TP_THREAD / TP_WARPGROUP, 0);
+}
+
 /* Of the operand that begins at `tile`. Bits 0 to 13: its address; 16 to 29: bytes to the next panel (MN-major alone; 1 stands in
  * for none); 32 to 45: bytes to the next eight rows; all without their last four bits. 49 to 51: where in a pattern of 1024 bytes
  * it begins, 0 here. 62 to 63: 1, swizzled by 128 bytes. */
