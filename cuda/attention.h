@@ -50,6 +50,9 @@ tp_status
 tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args);
 tp_status
 tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args);
+/* What tp_cuda_attention_force was last told. */
+int
+tp_attention_forced(void);
 tp_status
 tp_attention_forward_f32(tp_stream stream, const tp_attention_args *args);
 tp_status

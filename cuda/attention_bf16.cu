@@ -25,6 +25,12 @@ tp_cuda_attention_force(int groups)
     forced_groups = groups;
 }
 
+int
+tp_attention_forced(void)
+{
+    return forced_groups;
+}
+
 /* The choice shows in the time alone: a row's bits are the same. */
 static int
 groups_for(const tp_attention_args *args)

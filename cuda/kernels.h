@@ -141,7 +141,7 @@ TP_MUST_USE tp_status
 tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
                            const void *k, const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
                            void *dk, void *dv);
-/* For benchmarks and tests: MMA's bf16 tiles of 64 x groups rows (1 or 2) wherever both are built; 0: by the number of rows, as at
+/* For benchmarks and tests: bf16 tiles of 64 x groups rows (1 or 2) wherever both are built; 0: by the number of rows, as at
  * first. Process-wide; not while kernels are launched. The bits do not depend on it. */
 void
 tp_cuda_attention_force(int groups);

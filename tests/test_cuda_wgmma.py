@@ -42,6 +42,7 @@ def emu():
     library.tp_error_message.restype = ctypes.c_char_p
     yield library
     library.tp_simt_set_order(0)
+    library.tp_cuda_attention_force(0)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +190,10 @@ def test_half_a_warpgroup_is_none(cases):
 # ---- attention -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("B, H, D, slices, gap", SHAPES)
-def test_attention_agrees_with_float64(emu, B, H, D, slices, gap):
+def test_attention_agrees_with_float64(emu, groups, B, H, D, slices, gap):
+    emu.tp_cuda_attention_force(groups)
     run = Attention(emu, BF16, B, H, D, sum(slices), gap, kernel=WGMMA).run(slices)
     wanted = run.wanted()
     for name, got in run.outputs().items():
@@ -204,11 +207,14 @@ def test_attention_agrees_with_float64(emu, B, H, D, slices, gap):
 def test_no_slicing_or_order_shows_in_the_bits(emu, D):
     make = lambda: Attention(emu, BF16, 1, 1, D, 200, kernel=WGMMA)  # noqa: E731
     want = make().run([200]).bits()
-    for slices in ([64, 64, 64, 8], [128, 72], [100, 60, 40], [1, 62, 2, 95, 40]):
-        assert make().run(slices).bits() == want, slices
-    for order in (1, 2, 4, 7):
-        emu.tp_simt_set_order(order)
-        assert make().run([130, 70]).bits() == want, order
+    for groups in (1, 2):
+        emu.tp_cuda_attention_force(groups)
+        for slices in ([200], [64, 64, 64, 8], [128, 72], [100, 60, 40], [1, 62, 2, 95, 40]):
+            assert make().run(slices).bits() == want, (groups, slices)
+        for order in (1, 2, 4, 7):
+            emu.tp_simt_set_order(order)
+            assert make().run([130, 70]).bits() == want, (groups, order)
+        emu.tp_simt_set_order(0)
 
 
 def test_large_scores_overflow_nowhere(emu):
@@ -218,18 +224,19 @@ def test_large_scores_overflow_nowhere(emu):
         assert np.isfinite(got).all(), name
 
 
-@pytest.mark.parametrize("name, D", [("forward_wgmma_64", 64), ("forward_wgmma_128", 80), ("dq_wgmma_64", 40),
-                                     ("dq_wgmma_128", 128)])  # fmt: skip
-def test_an_error_names_the_kernel(emu, name, D):
-    """So these run, and not those by mma.sync."""
-    shape, memory = Shape(1, 1, D, 8, 0, 8, 3 * D, D), aligned(8 * 3 * D, np.uint16)
-    forward = name.startswith("forward")
+@pytest.mark.parametrize("name, D, H, groups", [("forward_wgmma_64_2", 64, 1, 2), ("forward_wgmma_128_1", 80, 1, 1),
+                                                ("dq_wgmma_64_1", 40, 66, 0), ("dq_wgmma_128_2", 128, 67, 0)])  # fmt: skip
+def test_an_error_names_the_kernel(emu, name, D, H, groups):
+    """So these run, and not those by mma.sync; of one warpgroup where blocks of two would leave half of 132 SMs without work."""
+    emu.tp_cuda_attention_force(groups)
+    shape, memory = Shape(1, H, D, 8, 0, 8, 3 * H * D, H * D), aligned(8 * 3 * H * D, np.uint16)
+    forward, other = name.startswith("forward"), aligned(8 * 3 * H * D, np.uint16)
     call, arrays = (emu.tp_cuda_attention_forward, 5) if forward else (emu.tp_cuda_attention_backward, 10)
     pointers = [address(memory)] * arrays
     assert emu.tp_simt_range_add(address(memory), ctypes.c_size_t(memory.nbytes if not forward else 16)) == 0
     try:
         if not forward:  # the kernel before has all it wants
-            pointers[7] = address(aligned(8 * 3 * D, np.uint16))
+            pointers[7] = address(other)
         assert call(None, BF16, WGMMA, ctypes.byref(shape), *pointers) != 0
     finally:
         emu.tp_simt_range_remove(address(memory))
@@ -246,22 +253,26 @@ def test_other_kernels_run_elsewhere(emu):
             assert f"compute capability {told}; attention by wgmma runs on 9.0 (Hopper) alone" in emu.tp_error_message().decode()
 
 
-@pytest.mark.parametrize("D", [56, 72])
-def test_the_kernels_stay_in_their_arrays(emu, D):
+@pytest.mark.parametrize("D, groups", [(56, 1), (56, 2), (72, 1), (72, 2)])
+def test_the_kernels_stay_in_their_arrays(emu, D, groups):
+    emu.tp_cuda_attention_force(groups)
     run = Attention(emu, BF16, 1, 2, D, 137, kernel=WGMMA)
     run_in_its_arrays(emu, run, [70, 67])
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("D, slices", [(64, [130, 75]), (128, [140])])
-def test_attention_has_no_races(D, slices):
+def test_attention_has_no_races(D, slices, groups):
     library = cuda_emu.library(races=True)
     library.tp_error_message.restype = ctypes.c_char_p
+    library.tp_cuda_attention_force(groups)
     try:
         for order in (0, 3):
             library.tp_simt_set_order(order)
             Attention(library, BF16, 1, 1, D, sum(slices), kernel=WGMMA).run(slices)
     finally:
         library.tp_simt_set_order(0)
+        library.tp_cuda_attention_force(0)
 
 
 # ---- in training -----------------------------------------------------------------------------------------------------------
