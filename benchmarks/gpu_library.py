@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".build" / "gpu-rows"
 SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu", "cuda/groups.c", "cuda/device.c",
-           "cuda/device_common.c", "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
+           "cuda/device_common.c", "cuda/properties.c", "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
 
 
 def build(arch: str) -> Path:
@@ -20,7 +20,8 @@ def build(arch: str) -> Path:
         sys.exit(f"gpu_rows: {found}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"rows-sm{arch}.so"
-    newest = max(p.stat().st_mtime for folder in ("cuda", "csrc") for p in (*(ROOT / folder).rglob("*.*"), ROOT / "setup.py"))
+    newest = max(p.stat().st_mtime for folder in ("cuda", "csrc")
+                 for p in (*(ROOT / folder).rglob("*.*"), ROOT / "setup.py", Path(__file__)))
     if path.exists() and path.stat().st_mtime >= newest:
         return path
     flags = ["-O3", *setup["NVCC_NUMBERS"], "-I.", "-isystem", found[1], "-Xcompiler=-fPIC",
@@ -33,8 +34,9 @@ def build(arch: str) -> Path:
 
     with ThreadPoolExecutor() as pool:
         objects = list(pool.map(compile_one, SOURCES))
-    subprocess.run([found[0], "-shared", *flags[-1:], "-L", found[2], "-o", str(path), *objects, "-ldl", "-lpthread"], cwd=ROOT,
-                   check=True)  # fmt: skip
+    # a file that is missing above is told here, not by who loads the library, on a machine that is lent for minutes
+    subprocess.run([found[0], "-shared", *flags[-1:], "-Xlinker=--no-undefined", "-L", found[2], "-o", str(path), *objects, "-ldl",
+                    "-lpthread"], cwd=ROOT, check=True)  # fmt: skip
     return path
 
 

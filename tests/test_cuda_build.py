@@ -114,6 +114,17 @@ def test_kernels_fuse_only_where_they_say_so():
     assert not library.exists() or 'setup["NVCC_NUMBERS"]' in library.read_text()
 
 
+@needs_built
+def test_the_library_of_the_row_kernels_loads():
+    """What gpu-check's questions about them load: it has all that it calls. Without a GPU nothing of it can be called."""
+    script = ROOT / "benchmarks/gpu_library.py"
+    if not script.exists() or shutil.which("nvcc") is None:
+        pytest.skip("no benchmarks beside the tests, or no nvcc in PATH")
+    made = subprocess.run([sys.executable, str(script), "90"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert python(f"import ctypes; print(ctypes.CDLL({made.stdout.splitlines()[-1]!r}).tp_cuda_layernorm is not None)") == "True"
+
+
 def test_a_file_that_nvcc_refuses_is_named(tmp_path):
     (tmp_path / "nvcc").write_text("#!/bin/sh\necho 'x.cu(7): error: no such thing'\nexit 2\n")
     (tmp_path / "nvcc").chmod(0o755)
