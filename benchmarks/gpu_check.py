@@ -59,7 +59,7 @@ LEAST_S = 3.0  # less is not worth asking
 LATE = "ran past its deadline"
 TRACE_S = 1.0  # before its deadline a question that hangs says where
 MARK = "GPU_CHECK_CHILD"
-TAIL = 9000  # characters about failures at the end: who runs this may see no more than the last 12000
+TAIL = 7000  # characters about failures at the end, beside 4500 of answers: who runs this may see no more than the last 12000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -486,8 +486,8 @@ class Check:
         records = self.result["questions"]
         failed = [q for q in self.chosen if not records[q.name]["ok"]]
         for q in failed:
-            room = TAIL // len(failed)
-            print(f"---- {q.name}: {records[q.name]['why']}\n{records[q.name].get('output', '')[-room:]}")
+            room, output = TAIL // len(failed), re.sub(r"^[ ~^]+\n", "", records[q.name].get("output", ""), flags=re.M)
+            print(f"---- {q.name}: {records[q.name]['why']}\n{output[-room:]}")  # without what points at words of a traceback
         wrong = [q for q in failed if q.order < SPEED and records[q.name]["why"] != NOT_ASKED]
         print(f"gpu-check: {len(self.chosen) - len(failed)} of {len(self.chosen)} answered in {time.monotonic() - self.began:.0f} s"
               + (f"; failed: {', '.join(q.name for q in failed)}" if failed else "") + f"; written: {self.out}", flush=True)
