@@ -6,6 +6,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,16 @@ class _Book:
 
     def __init__(self, torch: Any, graph: Any) -> None:
         self.torch, self.pytree = torch, importlib.import_module("torch.utils._pytree")
-        self.params = {self.key(p): p for p in (*graph.parameters(), *graph.buffers())}
-        self.owned = set(self.params)      # the model's own: the example joins params later, and is nobody's state
-        self.charged: set[int] = set()     # parameters that a node has already
+        self.states: dict[int, list[Any]] = {}      # storage -> the model's parameters and buffers in it
+        for state in (*graph.parameters(), *graph.buffers()):
+            self.states.setdefault(self.key(state), []).append(state)
+        self.given = set(self.states)      # and the example's: nobody keeps it, but it is nobody's state either
+        self.charged: set[tuple[int, int, int]] = set()     # parameters that a node has already
         self.maker: dict[int, int] = {}    # storage -> node
+        self.writer: dict[int, int] = {}   # storage -> the last node that wrote to it in place
+        self.readers: dict[int, set[int]] = {}      # storage -> who made or read it since
+        self.views: dict[int, list[Any]] = {}       # storage -> the values that lie there
         self.counted: set[int] = set()     # storages that are kept by some node already
-        self.same: dict[int, int] = {}     # a copy that an operation in place was given -> the storage it stands for
         self.alive: list[Any] = []         # results and saved tensors: no storage may come again while keys are compared
         self.kept: list[float] = []
 
@@ -77,12 +82,23 @@ class _Book:
         self.map(value, found.append)
         return found
 
+    def span(self, tensor: Any) -> tuple[int, int]:
+        """Where its numbers lie: one storage may hold several parameters (an LSTM's on a GPU)."""
+        if tensor.layout != self.torch.strided or not tensor.numel():
+            return 0, 1
+        last = sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride(), strict=True))
+        return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
     def state_bytes(self, used: list[Any]) -> tuple[float, float]:
         """Bytes of what among these no node has yet: trainable parameters; frozen ones and buffers, which have no gradient."""
         trained = fixed = 0.0
-        for state in used:
-            if self.key(state) in self.owned and self.key(state) not in self.charged:
-                self.charged.add(self.key(state))
+        for tensor in used:
+            key, (first, end) = self.key(tensor), self.span(tensor)
+            for state in self.states.get(key, ()):
+                low, high = self.span(state)
+                if (key, low, high) in self.charged or not (low < end and first < high):
+                    continue
+                self.charged.add((key, low, high))
                 if state.requires_grad:
                     trained += self.size(state)
                 else:
@@ -91,21 +107,89 @@ class _Book:
 
     def keep(self, tensor: Any, node: int) -> None:
         """Autograd saved it while `node` ran: its maker keeps it, once, whoever reads it."""
-        key = self.same.get(self.key(tensor), self.key(tensor))
-        if key in self.params or key in self.counted or key == 0:
+        key = self.key(tensor)
+        if key in self.given or key in self.counted or key == 0:
             return
         self.counted.add(key)
         self.kept[self.maker.get(key, node)] += float(sum(storage.nbytes() for storage in self.storages(tensor)))
 
+    def ran(self, node: int, turn: _Turn) -> None:
+        """What the node's first turn made, saved and wrote to."""
+        self.alive.append(turn)
+        for tensor in self.tensors(turn.result):
+            if self.key(tensor) not in self.given:
+                self.maker.setdefault(self.key(tensor), node)
+        for tensor in turn.saved:
+            self.keep(tensor, node)
 
-def _leaves(book: _Book, value: Any, copy: bool) -> Any:
-    """The same arguments cut off from the graph, so that a backward is this node's alone. copy: for ops in place."""
+    def meet(self, values: list[Any], node: int | None = None) -> None:
+        """What nodes may read from now on: the example's and constants, or what `node` made."""
+        for value in values:
+            self.views.setdefault(self.key(value), []).append(value)
+            if node is None:
+                self.given.add(self.key(value))
+            else:
+                self.readers.setdefault(self.key(value), set()).add(node)
+
+    def sources(self, node: int, values: list[tuple[int | None, Any]]) -> dict[int, float]:
+        """Bytes that `node` reads of each node. values: (the node that made it, or None, and it) of all that it reads. What was
+        written to in place since, by whatever view of it, comes from who wrote."""
+        found: dict[int, float] = {}
+        for made_by, value in values:
+            sizes: dict[int, float] = {}
+            for tensor in self.tensors(value):
+                key = self.key(tensor)
+                source = max(self.writer.get(key, -1), -1 if made_by is None else made_by)
+                if source >= 0:
+                    sizes[source] = sizes.get(source, 0.0) + self.size(tensor)
+                self.readers.setdefault(key, set()).add(node)
+            for source, size in sizes.items():
+                found[source] = max(found.get(source, 0.0), size)
+        return found
+
+    def wrote(self, node: int, written: list[Any]) -> list[int]:
+        """`node` wrote to these: all that lies there wants a gradient if they do now. Gives who must have run before."""
+        before = set[int]()
+        for tensor in written:
+            key = self.key(tensor)
+            before |= self.readers.pop(key, set())
+            self.writer[key] = node
+            for view in self.views[key] if tensor.requires_grad else ():
+                if view.is_floating_point() or view.is_complex():
+                    view.requires_grad_(True)
+        return sorted(before - {node})
+
+
+@dataclass
+class _Turn:
+    """One run of a node."""
+
+    result: Any
+    seconds: float
+    saved: list[Any]
+    written: list[Any]      # of what it was given, without the model's own
+
+
+def _leaves(book: _Book, value: Any, own: bool, copy: bool) -> Any:
+    """The same arguments cut off from the graph, so that a backward is this node's alone. own: results of an operation, for torch
+    writes to no leaf that wants a gradient; copy: with storages of their own. One that is given twice stays one: attention asks."""
+    cut: dict[int, Any] = {}
+
     def leaf(x: Any) -> Any:
-        if book.key(x) in book.params and x.grad_fn is None:   # what the module made of a parameter before has the module's graph
+        if id(x) not in cut:
+            cut[id(x)] = apart(x)
+        return cut[id(x)]
+
+    def apart(x: Any) -> Any:
+        if book.key(x) in book.states and x.grad_fn is None:   # what the module made of a parameter before has the module's graph
             return x
         made = x.detach()
         made.requires_grad_(x.requires_grad)  # of a mask, or of a first state, no gradient is wanted
-        return made.clone() if copy else made
+        if own or copy:
+            made = made.clone()
+            if not copy:
+                made.data = x.detach()
+        return made
 
     return book.map(value, leaf)
 
@@ -130,9 +214,9 @@ def _reached(roots: list[Any]) -> list[Any]:
     return found
 
 
-def _backward(book: _Book, result: Any) -> float:
+def _backward(book: _Book, turn: _Turn) -> float:
     torch = book.torch
-    roots = [t for t in book.tensors(result) if t.requires_grad and t.grad_fn is not None]
+    roots = [t for t in book.tensors(turn.result) or turn.written if t.requires_grad and t.grad_fn is not None]
     wanted = _reached(roots)
     if not wanted:
         return 0.0
@@ -144,54 +228,40 @@ def _backward(book: _Book, result: Any) -> float:
     return time.perf_counter() - start
 
 
-def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int, gradient: bool) -> tuple[Any, float, float]:
-    """(result, forward seconds, backward seconds): the least of the repeats. gradient: not within a torch.no_grad()."""
-    torch, forward, backward, first_result = book.torch, float("inf"), float("inf"), None
-    cloned = False
-    for turn in range(repeats + 1):  # the first one warms up, and counts what is saved
-        cut = _leaves(book, arguments, cloned)
-        inputs = [t for t in book.tensors(cut) if book.key(t) not in book.params]
+def _turn(book: _Book, call: Any, arguments: Any, gradient: bool, own: bool = False, copy: bool = False) -> _Turn:
+    torch, saved = book.torch, list[Any]()
+    cut = _leaves(book, arguments, own, copy)
+    inputs = [t for t in book.tensors(cut) if book.key(t) not in book.states]
 
-        saved: list[Any] = []
+    def pack(tensor: Any) -> Any:
+        saved.append(tensor)
+        return tensor
 
-        def pack(tensor: Any, saved: list[Any] = saved) -> Any:
-            saved.append(tensor)
-            return tensor
+    with torch.set_grad_enabled(gradient), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        _synchronise(torch, inputs)
+        before = [(t, t._version) for t in inputs]
+        start = time.perf_counter()
+        result = call(*cut[0], **cut[1])
+        _synchronise(torch, inputs)
+        took = time.perf_counter() - start
+    return _Turn(result, took, saved, [t for t, version in before if t._version != version])
 
-        with torch.set_grad_enabled(gradient), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            try:
-                _synchronise(torch, inputs)
-                versions = [t._version for t in inputs]
-                start = time.perf_counter()
-                result = call(*cut[0], **cut[1])
-                _synchronise(torch, inputs)
-                took = time.perf_counter() - start
-                cloned = cloned or [t._version for t in inputs] != versions  # in place, once is enough
-            except RuntimeError as error:
-                if cloned or "in-place" not in str(error):
-                    raise
-                cloned = True
-                saved.clear()
-                cut = _leaves(book, arguments, cloned)
-                inputs = [t for t in book.tensors(cut) if book.key(t) not in book.params]
-                result = call(*cut[0], **cut[1])
-                took = float("inf")
-        if turn == 0:
-            first_result = result
-            book.alive += [cut, result, *saved]
-            for made, old in zip(book.tensors(cut), book.tensors(arguments), strict=True):
-                if book.key(made) != book.key(old):
-                    book.same[book.key(made)] = book.same.get(book.key(old), book.key(old))
-            for tensor in book.tensors(result):
-                key = book.same.get(book.key(tensor), book.key(tensor))
-                if key not in book.params:
-                    book.maker.setdefault(key, node)
-            for tensor in saved:
-                book.keep(tensor, node)
-        back = _backward(book, result)
-        if turn > 0 or repeats == 0:
-            forward, backward = min(forward, took), min(backward, back)
-    return first_result, 0.0 if forward == float("inf") else forward, 0.0 if backward == float("inf") else backward
+
+def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int, gradient: bool) -> tuple[_Turn, float, float]:
+    """(the first turn, forward seconds, backward seconds): the least of the repeats. gradient: not within a torch.no_grad()."""
+    try:        # it warms up, counts what is saved, and alone writes to what the node was given
+        first = _turn(book, call, arguments, gradient)
+    except RuntimeError as error:
+        if "in-place" not in str(error):
+            raise
+        first = _turn(book, call, arguments, gradient, own=True)
+    book.ran(node, first)
+    forward, backward = first.seconds, _backward(book, first)
+    for again in range(repeats):
+        turn = _turn(book, call, arguments, gradient, copy=bool(first.written))
+        took, back = turn.seconds, _backward(book, turn)
+        forward, backward = (min(forward, took), min(backward, back)) if again else (took, back)
+    return first, forward, backward
 
 
 class _Rows:
@@ -234,38 +304,43 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
             _check_all_taken(graph, rest, given_names)
         if node.op == "get_attr":
             values[node] = _attribute(graph, node.target)
+            book.meet(book.tensors(values[node]))   # a constant of torch.export's is no buffer
             continue
         given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
-        owned: list[Any] = [t for t in book.tensors(given) if book.key(t) in book.params]
-        if node.op == "call_module":
-            call = graph.get_submodule(node.target)
-            owned += [*call.parameters(), *call.buffers()]
-        elif node.op == "call_method":
-            call = _method(node.target)
-        else:
-            call = node.target
+        call, owned = _call(graph, node)
+        owned += book.tensors(given)
         at = len(rows.names)
         book.kept.append(0.0)
         try:
             gradient = not node.meta.get("without_gradient", False)
-            result, forward, backward = _measure(book, call, given, at, repeats, gradient)
+            first, forward, backward = _measure(book, call, given, at, repeats, gradient)
         except (MemoryError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:     # whatever a layer's own code raises
             raise InvalidValueError(f"node {node.name} ({_called(node)}) does not run on this example: "
                                     f"{first_words(error)}") from error
-        values[node] = book.map(result, lambda x: x.detach().requires_grad_(x.requires_grad))
-        made = book.tensors(result)
-        if not made:  # a shape, a number: nothing that a stage computes or keeps
+        values[node] = book.map(first.result, lambda x: x.detach().requires_grad_(x.requires_grad))
+        made = book.tensors(values[node])
+        if not made and not first.written:  # a shape, a number: nothing that a stage computes or keeps
             book.kept.pop()
             continue
         node_of[node] = at
-        sources = {node_of[n]: float(sum(map(book.size, book.tensors(values[n])))) for n in node.all_input_nodes if n in node_of}
-        rows.edges += [(source, at, size) for source, size in sources.items()]
+        sources = book.sources(at, [(node_of.get(n), values[n]) for n in node.all_input_nodes])
+        book.meet(made, at)
+        before = dict.fromkeys(book.wrote(at, first.written), 0.0)
+        rows.edges += [(source, at, size) for source, size in (before | sources).items()]
         trained, fixed = book.state_bytes(owned)
         rows.add(rows.name(node, exported), fwd_s=forward, bwd_s=backward, param_bytes=trained, fixed_bytes=fixed,
                  working_bytes=sum(map(book.size, made)) + sum(sources.values()))
     return rows
+
+
+def _call(graph: Any, node: Any) -> tuple[Callable[..., Any], list[Any]]:
+    """What a node calls, and the parameters and buffers that it holds."""
+    if node.op == "call_module":
+        part = graph.get_submodule(node.target)
+        return part, [*part.parameters(), *part.buffers()]
+    return (_method(node.target) if node.op == "call_method" else node.target), []
 
 
 def _argument(node: Any, rest: list[Any], named: dict[str, Any]) -> Any:
@@ -327,7 +402,8 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     counts as well. A torch.autograd.Function is one node, with its own backward and what it saves; a torch.utils.checkpoint is
     taken for what is in it, as if there were none: what is made again is for the planner to say.
 
-    fwd_s and bwd_s are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and
+    What is written in place is read, from there on, from the operation that wrote, and so are all views of it. fwd_s and bwd_s
+    are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and
     charged to the node that made it; parameters and the example are not counted. param_bytes are of trainable parameters;
     frozen ones and buffers, which a stage holds without a gradient, are in optimizer_bytes as they are. recompute_s is its
     forward and that of the sources that keep nothing. Edges carry the tensors' bytes. ImportError where torch is not installed.
@@ -337,11 +413,11 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     factor = real("optimizer_bytes_per_param_byte", optimizer_bytes_per_param_byte, zero=True)
     if not isinstance(module, torch.nn.Module):
         raise InvalidTypeError(f"module is {type(module).__name__}: a torch.nn.Module would be right")
-    with preserved(torch, module) as restore:
+    with torch.inference_mode(False), preserved(torch, module) as restore:     # a tensor of that mode can have no gradient
         graph, *given = trace(torch, module, example, restore)
         arguments, named = copied(torch, given)
         book = _Book(torch, graph)
-        book.params.update({book.key(t): t for t in book.tensors((arguments, named))})
+        book.meet(book.tensors((arguments, named)))
         rows = _run(book, graph, arguments, named, turns)
     if not rows.names:
         raise InvalidValueError(f"{type(module).__name__} computes no tensor")

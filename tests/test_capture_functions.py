@@ -266,3 +266,77 @@ def test_random_states_gradients_and_pending_backwards_are_left_as_they_were(tor
     assert model.line.weight.requires_grad and model.line.weight.grad is gradient
     pending.backward()
     assert model.norm.weight.grad is not None
+
+
+WRITES = {
+    "a whole": lambda torch, m, x: torch.zeros_like(x).add_(m.one(x)),
+    "a slice": lambda torch, m, x: torch.cat([rows(torch, m, x, 0), rows(torch, m, x, 1)]),
+    "a view": lambda torch, m, x: [y := torch.zeros_like(x), y.view(-1).add_(m.one(x).reshape(-1))][0],
+    "nothing is given back": lambda torch, m, x: [y := torch.zeros_like(x), torch._foreach_add_([y], [m.one(x)])][0],
+    "the example": lambda torch, m, x: [x, x.add_(m.one(x))][0],
+    "after it was read": lambda torch, m, x: [y := m.one(x).clone(), z := y + m.two(x.sin().cos()), y.zero_(), y + z][3],
+}
+
+
+def rows(torch, model, x, first):
+    y = torch.zeros_like(x[:2])
+    y[:, :4] = model.one(x[2 * first:2 * first + 2])[:, :4]
+    y[:, 4:] = model.two(x[2 * first:2 * first + 2])[:, 4:]
+    return y
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_what_is_written_in_place_is_read_by_all_that_lies_there(torch, what):
+    """Later readers of the tensor, or of a view of it, took it for what it was before: without a gradient nothing behind them kept
+    a byte or had a backward, and they stood before the operation that wrote."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.tanh(torch.exp(WRITES[what](torch, self, x)))
+
+    model, x = Model(), torch.randn(4, 8)
+    before = x.clone()
+    nodes = tp.capture(model, x, repeats=2)
+    assert torch.equal(x, before)
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, before) >= 2 * 4 * 8 * 4, nodes.names
+    assert nodes.names[-2:] == ("exp", "tanh") and (nodes.bwd_s[-2:] > 0).all(), nodes.names
+    if what == "after it was read":
+        assert nodes.names.index("add") < nodes.names.index("zero_")
+
+
+def test_within_a_model_too_a_tensor_that_is_given_twice_is_one(torch):
+    """Attention asks whether its query is its key: it took another path than the model's, and kept more."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.mix = torch.nn.LayerNorm(16), torch.nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x):
+            x = self.norm(x)
+            return self.mix(x, x, x, need_weights=False)[0]
+
+    model, x = Model(), torch.randn(2, 5, 16)
+    nodes = tp.capture(model, x, repeats=0)
+    assert nodes.names[:2] == ("norm", "mix") and nodes.activation_bytes.sum() == saved_bytes(torch, model, x)
+
+
+def test_parameters_in_one_storage_are_counted_each(torch):
+    """As an LSTM's on a GPU are: the first was taken for all."""
+    whole = torch.randn(3 * 8 * 8 + 8)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    model[0].weight, model[0].bias = torch.nn.Parameter(whole[:64].view(8, 8)), torch.nn.Parameter(whole[64:72])
+    model[1].weight = torch.nn.Parameter(whole[72:136].view(8, 8))
+    model[2].weight = model[1].weight
+    nodes = tp.capture(model, torch.randn(4, 8), repeats=0)
+    assert nodes.param_bytes.tolist() == [72 * 4, 64 * 4, 0]
+
+
+def test_in_inference_mode(torch):
+    """Whose tensors can have no gradient: the second node did not run."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    with torch.inference_mode():
+        nodes = tp.capture(model, torch.randn(3, 4), repeats=1)
+    assert nodes.param_bytes.tolist() == [20 * 4, 0] and (nodes.bwd_s > 0).all()
