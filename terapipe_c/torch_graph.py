@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -32,33 +33,51 @@ def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) ->
     named = dict(example) if isinstance(example, Mapping) else {}
     if isinstance(module, torch.fx.GraphModule):
         return module, arguments, named
-    try:
+
+    def symbolic(whole: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         with _restored(module):
-            graph = _symbolic(torch, module)
+            graph = _symbolic(torch, module, whole)
         restore()
-        if _follows(torch, graph, module, arguments, named, restore):
-            return graph, arguments, named
-        refused = "it follows another path than this example: to torch.fx an argument is neither None nor a tensor"
-    except Exception as error:  # whatever the model's own code raises at a proxy
-        refused = first_words(error)
-    try:
+        if not _follows(torch, graph, module, arguments, named, restore):
+            raise InvalidValueError("it follows another path than this example: an argument is neither None nor a tensor to it")
+        return graph, arguments, named
+
+    def exported() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         with _restored(module):
             return (*_export(torch, module, arguments, named), {})
-    except Exception as error:  # and at a tensor without data
-        raise InvalidValueError(
-            f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {refused}. torch.export: "
-            f"{first_words(error)}. Arguments that its forward takes, a forward whose path does not depend on its data, or one "
-            "traced by hand into a torch.fx.GraphModule, would be right") from error
+
+    refused = list[Exception]()
+    for way in (partial(symbolic, False), exported, partial(symbolic, True)):
+        try:
+            return way()
+        except Exception as error:  # whatever the model's own code raises at a proxy, and at a tensor without data
+            refused.append(error)
+    raise InvalidValueError(
+        f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {first_words(refused[0])}. torch.export: "
+        f"{first_words(refused[1])}. Arguments that its forward takes, a forward whose path does not depend on its data, or one "
+        "traced by hand into a torch.fx.GraphModule, would be right") from refused[1]
 
 
-def _symbolic(torch: Any, module: Any) -> Any:
-    """torch.fx's graph, which alone says nothing of torch.no_grad(): nodes within one are marked, for the measurement."""
+def _symbolic(torch: Any, module: Any, whole: bool) -> Any:
+    """torch.fx's graph, which alone says nothing of torch.no_grad(): nodes within one are marked, for the measurement. whole: each
+    layer of torch.nn is one node, and the model's own hooks are left out, as torch.fx does; else not where a layer is a model by
+    itself (a TransformerEncoder: no planner could cut it), nor where a hook may make weights (torch.nn.utils.weight_norm)."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    if hooks and not whole:
+        name = getattr(hooks[0], "__qualname__", type(hooks[0]).__name__)
+        raise NotImplementedError(f"a hook of the model's own ({name}) is no part of the graph")
+    parametrized = importlib.import_module("torch.nn.utils.parametrize").is_parametrized
+
+    def is_leaf_module(self: Any, part: Any, path: str) -> bool:
+        deep = any(True for child in part.children() for _ in child.children()) and not parametrized(part)
+        return torch.fx.Tracer.is_leaf_module(self, part, path) and (whole or not deep)
+
     def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
         node = torch.fx.Tracer.create_node(self, *args, **kwargs)
         node.meta["without_gradient"] = not torch.is_grad_enabled()
         return node
 
-    tracer = type("Tracer", (torch.fx.Tracer,), {"create_node": create_node})()
+    tracer = type("Tracer", (torch.fx.Tracer,), {"create_node": create_node, "is_leaf_module": is_leaf_module})()
 
     def leaf(call: Callable[..., Any], tensors: list[Any]) -> Any:
         if not any(isinstance(x, torch.fx.Proxy) for x in tensors):
@@ -104,13 +123,24 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
         del base.apply
 
 
+def _tensors(torch: Any, value: Any) -> list[Any]:
+    """Those of a result, of dataclasses and mappings that torch does not know as such, too."""
+    found = list[Any]()
+    for x in importlib.import_module("torch.utils._pytree").tree_leaves(value):
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif is_dataclass(x) and not isinstance(x, type):
+            found += _tensors(torch, [getattr(x, field.name) for field in fields(x)])
+        elif isinstance(x, Mapping):
+            found += _tensors(torch, list(x.values()))
+    return found
+
+
 def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
              restore: Callable[[], None]) -> bool:
     """Whether torch.fx's graph computes what the module does of this example. It does not where the module asks whether an argument
     is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: yes, for the
     graph says at which node. restore: the module's tensors, after each."""
-    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
-
     def results(*calls: Any) -> list[Any]:
         try:
             with _restored(module), torch.no_grad(), warnings.catch_warnings():
@@ -119,7 +149,7 @@ def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], na
                     arguments_now, named_now = copied(torch, (arguments, named))
                     with torch.random.fork_rng():
                         found = call(*arguments_now, **named_now)
-                return [x for x in leaves(found) if isinstance(x, torch.Tensor)]
+                return _tensors(torch, found)
         finally:
             restore()
 
@@ -145,7 +175,7 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
 
     def forward(self: Any, arguments: Any, named: Any) -> Any:
         """Gives tensors alone: what holds them (a cache of keys and values) may be nothing that torch.export knows."""
-        return [x for x in leaves(self._captured(*arguments, **named)) if isinstance(x, torch.Tensor)]
+        return _tensors(torch, self._captured(*arguments, **named))
 
     whole = type("Whole", (torch.nn.Module,), {"forward": forward})()
     whole._captured = module
@@ -235,9 +265,13 @@ def _held(torch: Any, module: Any) -> list[Any]:
 
 
 def _check_has_shapes(torch: Any, module: Any) -> None:
-    """Running a lazy module makes it another one, so that it could not be given back as it was."""
+    """Running a lazy module makes it another one, so that it could not be given back as it was; and what is on device meta has no
+    place in memory either, by which it could be told from other parameters."""
     lazy = torch.nn.parameter.UninitializedTensorMixin
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise InvalidValueError(f"module has {name} on device meta, where nothing is computed or timed: its weights, or "
+                                    "module.to_empty(device='cpu'), and then tp.capture would be right")
         if isinstance(tensor, lazy):
             raise InvalidValueError(f"module has {name}, which has no shape before the lazy module's first forward: "
                                     "module(example), once, and then tp.capture would be right")
@@ -247,7 +281,8 @@ def _check_has_shapes(torch: Any, module: Any) -> None:
 def preserved(torch: Any, module: Any) -> Iterator[Callable[[], None]]:
     """Parameters, buffers (BatchNorm's means) and tensors that are plain attributes, or within some, have the values afterwards
     that they had, and whenever what this gives is called: a forward may change any of them in place, while it is traced, too.
-    Gradients and random states, the module's own and everybody's, are as they were afterwards."""
+    Attributes (what a hook has put aside), gradients and random states, the module's own and everybody's, are as they were
+    afterwards."""
     _check_has_shapes(torch, module)
     held = _held(torch, module)
     tensors = [x for x in held if isinstance(x, torch.Tensor)]
@@ -271,7 +306,7 @@ def preserved(torch: Any, module: Any) -> Iterator[Callable[[], None]]:
                     tensor.data = old.clone()
 
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), _restored(module):
             yield restore
     finally:
         restore()

@@ -2,6 +2,7 @@
 besides parameters. Skipped where torch is not installed."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -340,3 +341,80 @@ def test_in_inference_mode(torch):
     with torch.inference_mode():
         nodes = tp.capture(model, torch.randn(3, 4), repeats=1)
     assert nodes.param_bytes.tolist() == [20 * 4, 0] and (nodes.bwd_s > 0).all()
+
+
+def test_a_layer_that_is_a_model_by_itself_is_taken_apart(torch):
+    """A TransformerEncoder within a model was one node: no planner could cut it."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+            self.table, self.head = torch.nn.Embedding(9, 16), torch.nn.Linear(16, 9)
+            self.body = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+        def forward(self, tokens, mask=None):
+            return self.head(self.body(self.table(tokens), mask))
+
+    model, tokens = Model(), torch.randint(0, 9, (2, 5))
+    nodes = tp.capture(model, tokens, repeats=1)
+    assert {f"body.layers.{k}.linear2.linear" for k in range(3)} <= set(nodes.names)
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, tokens)
+    assert nodes.param_bytes.max() < nodes.param_bytes.sum() / 4
+
+
+def test_a_layer_that_cannot_be_taken_apart_stays_one_node(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.loss = torch.nn.Linear(16, 16), torch.nn.AdaptiveLogSoftmaxWithLoss(16, 9, [3, 6])
+
+        def forward(self, x, words):
+            return self.loss(self.one(x), words).loss
+
+    nodes = tp.capture(Model(), (torch.randn(4, 16), torch.tensor([0, 4, 8, 1])), repeats=0)
+    assert nodes.names[:2] == ("one", "loss")
+
+
+def test_the_path_is_asked_where_results_are_in_a_dataclass(torch):
+    @dataclasses.dataclass
+    class Result:
+        y: object
+        words: str
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.masked = torch.nn.Linear(8, 8), torch.nn.Linear(8, 64)
+
+        def forward(self, x, mask=None):
+            return Result((self.plain if mask is None else self.masked)(x).tanh(), "words")
+
+    model, x = Model(), torch.randn(4, 8)
+    nodes = tp.capture(model, x, repeats=0)
+    assert nodes.param_bytes.sum() == 9 * 8 * 4 and nodes.activation_bytes.sum() == 4 * 8 * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_hooks_of_the_model_itself_and_what_they_leave(torch):
+    """torch.fx leaves out hooks of the model that it traces: weight_norm makes the weight in one. What a hook put aside stayed."""
+    x = torch.randn(4, 8)
+    normed = torch.nn.utils.weight_norm(torch.nn.Linear(8, 8))
+    weight = normed.weight
+    nodes = tp.capture(normed, x, repeats=0)
+    assert nodes.param_bytes.sum() == (8 * 8 + 8 + 8) * 4 and nodes.activation_bytes.sum() == saved_bytes(torch, normed, x)
+    held = torch.nn.Sequential(torch.nn.utils.weight_norm(torch.nn.Linear(8, 8)))
+    held.seen, held.last, weight = {}, None, held[0].weight
+
+    def put_aside(part, given, result):
+        held.seen[part], held.last = result, result
+
+    held[0].register_forward_hook(put_aside)
+    tp.capture(held, x, repeats=1)
+    assert held.seen == {} and held.last is None and held[0].weight is weight
+
+
+def test_a_model_on_device_meta_is_refused(torch):
+    """All its parameters seemed one, of no bytes."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).to("meta")
+    with pytest.raises(tp.InvalidValueError, match=r"module has 0\.weight on device meta, where nothing is computed or timed: "):
+        tp.capture(model, torch.randn(3, 4, device="meta"))
