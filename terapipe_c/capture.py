@@ -14,7 +14,7 @@ import numpy as np
 from ._core import InvalidTypeError, InvalidValueError
 from .config import real, whole
 from .planners.nodes import Nodes, remake_seconds
-from .torch_graph import copied, first_words, preserved, trace
+from .torch_graph import copied, first_words, mapped, preserved, trace
 
 __all__ = ["capture"]
 
@@ -32,7 +32,7 @@ class _Book:
     """What was met so far: who made a storage, which are parameters, and what each node keeps."""
 
     def __init__(self, torch: Any, graph: Any) -> None:
-        self.torch, self.pytree = torch, importlib.import_module("torch.utils._pytree")
+        self.torch = torch
         self.states: dict[int, list[Any]] = {}      # storage -> the model's parameters and buffers in it
         for state in (*graph.parameters(), *graph.buffers()):
             self.states.setdefault(self.key(state), []).append(state)
@@ -68,18 +68,9 @@ class _Book:
             return int(tensor.numel() * tensor.element_size())
         return sum(int(storage.nbytes()) for storage in self.storages(tensor))
 
-    def map(self, value: Any, made: Callable[[Any], Any]) -> Any:
-        """The same with made(tensor) for every tensor, in slices too; torch's named results stay what they are."""
-        def one(x: Any) -> Any:
-            if isinstance(x, slice):
-                return slice(one(x.start), one(x.stop), one(x.step))
-            return made(x) if isinstance(x, self.torch.Tensor) else x
-
-        return self.pytree.tree_map(one, value)
-
     def tensors(self, value: Any) -> list[Any]:
         found: list[Any] = []
-        self.map(value, found.append)
+        mapped(self.torch, value, found.append)
         return found
 
     def span(self, tensor: Any) -> tuple[int, int]:
@@ -191,7 +182,7 @@ def _leaves(book: _Book, value: Any, own: bool, copy: bool) -> Any:
                 made.data = x.detach()
         return made
 
-    return book.map(value, leaf)
+    return mapped(book.torch, value, leaf)
 
 
 def _synchronise(torch: Any, tensors: list[Any]) -> None:
@@ -319,7 +310,7 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         except Exception as error:     # whatever a layer's own code raises
             raise InvalidValueError(f"node {node.name} ({_called(node)}) does not run on this example: "
                                     f"{first_words(error)}") from error
-        values[node] = book.map(first.result, lambda x: x.detach().requires_grad_(x.requires_grad))
+        values[node] = mapped(torch, first.result, lambda x: x.detach().requires_grad_(x.requires_grad))
         made = book.tensors(values[node])
         if not made and not first.written:  # a shape, a number: nothing that a stage computes or keeps
             book.kept.pop()

@@ -9,7 +9,7 @@ import random
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -20,7 +20,7 @@ import numpy as np
 
 from ._core import InvalidValueError
 
-__all__ = ["copied", "first_words", "preserved", "trace"]
+__all__ = ["copied", "first_words", "mapped", "preserved", "trace"]
 
 _LIBRARY = itertools.count()    # torch's libraries of operations have names of their own
 
@@ -124,16 +124,34 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
 
 
 def _tensors(torch: Any, value: Any) -> list[Any]:
-    """Those of a result, of dataclasses and mappings that torch does not know as such, too."""
     found = list[Any]()
-    for x in importlib.import_module("torch.utils._pytree").tree_leaves(value):
-        if isinstance(x, torch.Tensor):
-            found.append(x)
-        elif is_dataclass(x) and not isinstance(x, type):
-            found += _tensors(torch, [getattr(x, field.name) for field in fields(x)])
-        elif isinstance(x, Mapping):
-            found += _tensors(torch, list(x.values()))
+    mapped(torch, value, found.append)
     return found
+
+
+def mapped(torch: Any, value: Any, made: Callable[[Any], Any]) -> Any:
+    """The same with made(tensor) for each tensor, in slices, and in dataclasses and mappings that torch does not know, too; torch's
+    named results stay what they are."""
+    def one(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return made(x)
+        if isinstance(x, slice):
+            return slice(one(x.start), one(x.stop), one(x.step))
+        if is_dataclass(x) and not isinstance(x, type):
+            inside = {field.name: getattr(x, field.name) for field in fields(x) if hasattr(x, field.name)}
+        elif isinstance(x, MutableMapping):
+            inside = dict(x)
+        else:
+            return x
+        other = copy(x)
+        for name, held in inside.items():
+            if isinstance(x, MutableMapping):
+                other[name] = mapped(torch, held, made)
+            else:
+                object.__setattr__(other, name, mapped(torch, held, made))     # of a frozen one, too
+        return other
+
+    return importlib.import_module("torch.utils._pytree").tree_map(one, value)
 
 
 def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
@@ -234,13 +252,11 @@ def copied(torch: Any, example: Any) -> Any:
     made: dict[int, Any] = {}
 
     def one(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
         if id(x) not in made:
             made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
         return made[id(x)]
 
-    return importlib.import_module("torch.utils._pytree").tree_map(one, example)
+    return mapped(torch, example, one)
 
 
 def _held(torch: Any, module: Any) -> list[Any]:

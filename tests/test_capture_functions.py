@@ -418,3 +418,27 @@ def test_a_model_on_device_meta_is_refused(torch):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).to("meta")
     with pytest.raises(tp.InvalidValueError, match=r"module has 0\.weight on device meta, where nothing is computed or timed: "):
         tp.capture(model, torch.randn(3, 4, device="meta"))
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "mapping"])
+def test_an_example_in_what_torch_does_not_know_is_an_example(torch, kind):
+    """What is written to it in place was done to the caller's, and it counted as kept."""
+    @dataclasses.dataclass(frozen=True)
+    class Batch:
+        x: object
+        words: tuple[str, ...] = ("words",)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(8, 8)
+
+        def forward(self, batch):
+            x = batch["x"] if kind == "mapping" else batch.x
+            x.mul_(2)
+            return self.line(x).exp()
+
+    x = torch.randn(4, 8)
+    before = x.clone()
+    nodes = tp.capture(Model(), (collections.UserDict(x=x) if kind == "mapping" else Batch(x),), repeats=1)
+    assert torch.equal(x, before) and nodes.activation_bytes.sum() == 4 * 8 * 4
