@@ -6,6 +6,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ def _torch() -> Any:
     except ImportError as error:
         raise ImportError("tp.capture needs PyTorch, which cannot be imported here: pip install torch makes it so "
                           f"({error})") from error
+
+
+_Around = tuple[Callable[[], AbstractContextManager[Any]], ...]     # what a node runs within
 
 
 class _Book:
@@ -219,7 +223,7 @@ def _backward(book: _Book, turn: _Turn) -> float:
     return time.perf_counter() - start
 
 
-def _turn(book: _Book, call: Any, arguments: Any, gradient: bool, own: bool = False, copy: bool = False) -> _Turn:
+def _turn(book: _Book, call: Any, arguments: Any, around: _Around, own: bool = False, copy: bool = False) -> _Turn:
     torch, saved = book.torch, list[Any]()
     cut = _leaves(book, arguments, own, copy)
     inputs = [t for t in book.tensors(cut) if book.key(t) not in book.states]
@@ -228,7 +232,9 @@ def _turn(book: _Book, call: Any, arguments: Any, gradient: bool, own: bool = Fa
         saved.append(tensor)
         return tensor
 
-    with torch.set_grad_enabled(gradient), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with ExitStack() as within, torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        for made in around:
+            within.enter_context(made())
         _synchronise(torch, inputs)
         before = [(t, t._version) for t in inputs]
         start = time.perf_counter()
@@ -238,18 +244,18 @@ def _turn(book: _Book, call: Any, arguments: Any, gradient: bool, own: bool = Fa
     return _Turn(result, took, saved, [t for t, version in before if t._version != version])
 
 
-def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int, gradient: bool) -> tuple[_Turn, float, float]:
-    """(the first turn, forward seconds, backward seconds): the least of the repeats. gradient: not within a torch.no_grad()."""
+def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int, around: _Around) -> tuple[_Turn, float, float]:
+    """(the first turn, forward seconds, backward seconds): the least of the repeats."""
     try:        # it warms up, counts what is saved, and alone writes to what the node was given
-        first = _turn(book, call, arguments, gradient)
+        first = _turn(book, call, arguments, around)
     except RuntimeError as error:
         if "in-place" not in str(error):
             raise
-        first = _turn(book, call, arguments, gradient, own=True)
+        first = _turn(book, call, arguments, around, own=True)
     book.ran(node, first)
     forward, backward = first.seconds, _backward(book, first)
     for again in range(repeats):
-        turn = _turn(book, call, arguments, gradient, copy=bool(first.written))
+        turn = _turn(book, call, arguments, around, copy=bool(first.written))
         took, back = turn.seconds, _backward(book, turn)
         forward, backward = (min(forward, took), min(backward, back)) if again else (took, back)
     return first, forward, backward
@@ -303,8 +309,8 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         at = len(rows.names)
         book.kept.append(0.0)
         try:
-            gradient = not node.meta.get("without_gradient", False)
-            first, forward, backward = _measure(book, call, given, at, repeats, gradient)
+            around = (torch.no_grad if node.meta.get("without_gradient") else torch.enable_grad, *node.meta.get("within", ()))
+            first, forward, backward = _measure(book, call, given, at, repeats, around)
         except (MemoryError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:     # whatever a layer's own code raises

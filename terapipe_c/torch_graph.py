@@ -209,7 +209,35 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
             for node in part.graph.nodes:
                 node.target = own.calls.get(node.target, node.target)
             part.recompile()
+    _open_autocasts(torch, graph)
     return graph, tuple(leaves((arguments, named)))
+
+
+def _open_autocasts(torch: Any, graph: Any) -> None:
+    """What goes on within a torch.autocast, to torch.export one operation on a graph of its own, as nodes that say which they are
+    within, in the order of entering: a planner may cut there."""
+    for region in [node for node in graph.graph.nodes if getattr(node.target, "__name__", "") == "wrap_with_autocast"]:
+        kind, dtype, enabled, cache, body, *given = region.args
+        part = getattr(graph, body.target)
+        _open_autocasts(torch, part)
+        rest, made = iter(given), dict[Any, Any]()
+        around = (partial(torch.autocast, kind, dtype=dtype, enabled=enabled, cache_enabled=cache),)
+        with graph.graph.inserting_before(region):
+            for node in part.graph.nodes:
+                if node.op == "placeholder":
+                    made[node] = next(rest)
+                elif node.op == "output":
+                    results = torch.fx.node.map_arg(node.args[0], made.__getitem__)
+                else:
+                    made[node] = graph.graph.node_copy(node, made.__getitem__)
+                    made[node].meta["within"] = around + node.meta.get("within", ())
+                    if node.op in ("get_attr", "call_module"):
+                        made[node].target = f"{body.target}.{node.target}"
+        for user in list(region.users):     # each takes one of its results
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.graph.erase_node(user)
+        graph.graph.erase_node(region)
+    graph.recompile()
 
 
 class _Operations:

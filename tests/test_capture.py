@@ -259,19 +259,25 @@ def test_nothing_is_kept_without_a_gradient(torch, branch):
     assert kept == {"tanh": 4 * 8 * 4}
 
 
-def test_a_region_of_autocast_is_one_node_of_its_own_type(torch):
+def test_what_is_within_autocast_is_nodes_of_its_own_type(torch):
+    """It was one node, a whole model where its forward says so: no planner could cut it."""
     class Mixed(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.linear = torch.nn.Linear(8, 8)
+            self.one, self.two, self.norm = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
 
         def forward(self, x):
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                return self.linear(x).tanh()
+                x = self.two(self.one(x).tanh())
+                with torch.autocast("cpu", enabled=False):
+                    return self.norm(x.float())
 
-    nodes = tp.capture(Mixed(), torch.randn(4, 8), repeats=0)
-    assert nodes.param_bytes.sum() == (8 + 1) * 8 * 4 and nodes.cut_bytes.max(initial=0) <= 4 * 8 * 2
-    assert nodes.working_bytes[0] == 4 * 8 * 2  # what it gives is bfloat16
+    model, x = Mixed(), torch.randn(4, 8)
+    nodes = tp.capture(model, x, repeats=1)
+    assert nodes.names == ("one.linear", "tanh", "two.linear", "to", "norm.layer_norm")
+    assert nodes.cut_bytes.tolist() == [4 * 8 * 2, 4 * 8 * 2, 4 * 8 * 2, 4 * 8 * 4, 0] and (nodes.bwd_s > 0).all()
+    assert nodes.param_bytes.tolist() == [(8 + 1) * 8 * 4, 0, (8 + 1) * 8 * 4, 0, 2 * 8 * 4]
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x)
 
 
 def test_a_tensor_that_is_given_twice_is_one(torch):
