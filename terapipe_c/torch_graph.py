@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -157,8 +157,8 @@ def mapped(torch: Any, value: Any, made: Callable[[Any], Any]) -> Any:
 def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
              restore: Callable[[], None]) -> bool:
     """Whether torch.fx's graph computes what the module does of this example. It does not where the module asks whether an argument
-    is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: yes, for the
-    graph says at which node. restore: the module's tensors, after each."""
+    is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: whether the
+    graph does, which says at which node. restore: the module's tensors, after each."""
     def results(*calls: Any) -> list[Any]:
         try:
             with _restored(module), torch.no_grad(), warnings.catch_warnings():
@@ -171,19 +171,19 @@ def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], na
         finally:
             restore()
 
-    def alike(found: list[Any]) -> bool:
+    def alike(found: list[Any], right: list[Any]) -> bool:
         return len(found) == len(right) and all(
             a.shape == b.shape and a.dtype == b.dtype and bool(torch.isclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True).all())
             for a, b in zip(found, right, strict=True))
 
-    try:
+    right: list[Any] | None = None
+    with suppress(Exception):   # whatever the model's own code raises
         right = results(module)
-    except Exception:  # whatever the model's own code raises
-        return True
     try:    # not by graph(...), which prints where it fails; what the module makes of its weights beside the graph is made at last
-        return alike(results(graph.forward)) or alike(results(module, graph.forward))
+        found = results(graph.forward)
+        return right is not None and (alike(found, right) or alike(results(module, graph.forward), right))
     except Exception:
-        return False
+        return right is None
 
 
 def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:

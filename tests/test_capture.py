@@ -144,6 +144,20 @@ def test_an_example_that_is_not_the_models_is_refused_by_name(torch):
         tp.capture(model, (x, x[:, :4]))
 
 
+def test_an_example_that_the_model_refuses_and_its_graph_does_not(torch):
+    """The graph of the other path was captured in silence."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.other = torch.nn.Linear(9, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x, mask=None):
+            return self.plain(x) if mask is None else self.other(x)
+
+    with pytest.raises(ValueError, match=r"follows another path than this example.* torch\.export: RuntimeError: "):
+        tp.capture(Model(), torch.randn(4, 8), repeats=0)
+
+
 def test_any_number_of_arguments(torch):
     """The first of them was taken for all, and a row of it for the first."""
     x = torch.randn(3, 6)
