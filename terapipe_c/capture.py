@@ -15,7 +15,7 @@ import numpy as np
 from ._core import InvalidTypeError, InvalidValueError
 from .config import real, whole
 from .planners.nodes import Nodes, remake_seconds
-from .torch_graph import copied, first_words, mapped, preserved, trace
+from .torch_graph import copied, first_words, held, mapped, preserved, trace
 
 __all__ = ["capture"]
 
@@ -35,12 +35,14 @@ _Around = tuple[Callable[[], AbstractContextManager[Any]], ...]     # what a nod
 class _Book:
     """What was met so far: who made a storage, which are parameters, and what each node keeps."""
 
-    def __init__(self, torch: Any, graph: Any) -> None:
+    def __init__(self, torch: Any, graph: Any, module: Any, example: Any) -> None:
         self.torch = torch
+        own = {self.key(x) for x in held(torch, module) if isinstance(x, torch.Tensor)}
         self.states: dict[int, list[Any]] = {}      # storage -> the model's parameters and buffers in it
         for state in (*graph.parameters(), *graph.buffers()):
-            self.states.setdefault(self.key(state), []).append(state)
-        self.given = set(self.states)      # and the example's: nobody keeps it, but it is nobody's state either
+            if self.key(state) in own:      # torch.fx makes a buffer of what a forward makes of nothing, too
+                self.states.setdefault(self.key(state), []).append(state)
+        self.given = own | {self.key(x) for x in self.tensors(example)}    # nobody keeps it
         self.charged: set[tuple[int, int, int]] = set()     # parameters that a node has already
         self.maker: dict[int, int] = {}    # storage -> node
         self.writer: dict[int, int] = {}   # storage -> the last node that wrote to it in place
@@ -121,9 +123,7 @@ class _Book:
         """What nodes may read from now on: the example's and constants, or what `node` made."""
         for value in values:
             self.views.setdefault(self.key(value), []).append(value)
-            if node is None:
-                self.given.add(self.key(value))
-            else:
+            if node is not None:
                 self.readers.setdefault(self.key(value), set()).add(node)
 
     def sources(self, node: int, values: list[tuple[int | None, Any]]) -> dict[int, float]:
@@ -301,7 +301,7 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
             _check_all_taken(graph, rest, given_names)
         if node.op == "get_attr":
             values[node] = _attribute(graph, node.target)
-            book.meet(book.tensors(values[node]))   # a constant of torch.export's is no buffer
+            book.meet(book.tensors(values[node]))
             continue
         given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
         call, owned = _call(graph, node)
@@ -415,7 +415,7 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     with torch.inference_mode(False), preserved(torch, module) as restore:     # a tensor of that mode can have no gradient
         graph, *given = trace(torch, module, example, restore)
         arguments, named = copied(torch, given)
-        book = _Book(torch, graph)
+        book = _Book(torch, graph, module, (arguments, named))
         book.meet(book.tensors((arguments, named)))
         rows = _run(book, graph, arguments, named, turns)
     if not rows.names:

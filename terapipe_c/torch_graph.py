@@ -20,7 +20,7 @@ import numpy as np
 
 from ._core import InvalidValueError
 
-__all__ = ["copied", "first_words", "mapped", "preserved", "trace"]
+__all__ = ["copied", "first_words", "held", "mapped", "preserved", "trace"]
 
 _LIBRARY = itertools.count()    # torch's libraries of operations have names of their own
 
@@ -144,11 +144,11 @@ def mapped(torch: Any, value: Any, made: Callable[[Any], Any]) -> Any:
         else:
             return x
         other = copy(x)
-        for name, held in inside.items():
+        for name, part in inside.items():
             if isinstance(x, MutableMapping):
-                other[name] = mapped(torch, held, made)
+                other[name] = mapped(torch, part, made)
             else:
-                object.__setattr__(other, name, mapped(torch, held, made))     # of a frozen one, too
+                object.__setattr__(other, name, mapped(torch, part, made))     # of a frozen one, too
         return other
 
     return importlib.import_module("torch.utils._pytree").tree_map(one, value)
@@ -287,7 +287,7 @@ def copied(torch: Any, example: Any) -> Any:
     return mapped(torch, example, one)
 
 
-def _held(torch: Any, module: Any) -> list[Any]:
+def held(torch: Any, module: Any) -> list[Any]:
     """All that a module has: of its submodules, and within lists, tuples, dicts, sets and what else torch knows as such."""
     nodes = importlib.import_module("torch.utils._pytree").SUPPORTED_NODES
     found, seen, left = list[Any](), set[int](), [module]
@@ -328,12 +328,12 @@ def preserved(torch: Any, module: Any) -> Iterator[Callable[[], None]]:
     Attributes (what a hook has put aside), gradients and random states, the module's own and everybody's, are as they were
     afterwards."""
     _check_has_shapes(torch, module)
-    held = _held(torch, module)
-    tensors = [x for x in held if isinstance(x, torch.Tensor)]
+    everything = held(torch, module)
+    tensors = [x for x in everything if isinstance(x, torch.Tensor)]
     grads = [(x, x.grad, x.requires_grad) for x in tensors if x.is_leaf]
     tensors += [grad for _, grad, _ in grads if grad is not None]
     before = [(x, x.detach().clone()) for x in tensors]
-    chances = _chances(torch, held)
+    chances = _chances(torch, everything)
 
     def same(tensor: Any, old: Any) -> bool:    # a copy of the same may cost what is worth sparing
         return bool(((tensor == old) | ((tensor != tensor) & (old != old))).all())  # noqa: PLR0124 (NaN)
@@ -361,12 +361,12 @@ def preserved(torch: Any, module: Any) -> Iterator[Callable[[], None]]:
             put_back(state)
 
 
-def _chances(torch: Any, held: list[Any]) -> list[tuple[Callable[[Any], Any], Any]]:
+def _chances(torch: Any, everything: list[Any]) -> list[tuple[Callable[[Any], Any], Any]]:
     """(how to put it back, state) of Python's and NumPy's random numbers and of the module's own generators. torch's own is
     fork_rng's."""
     states: list[tuple[Callable[[Any], Any], Any]] = [(random.setstate, random.getstate())]
     states.append((np.random.set_state, np.random.get_state()))
-    for x in held:
+    for x in everything:
         if isinstance(x, torch.Generator):
             states.append((x.set_state, x.get_state()))
         elif isinstance(x, random.Random):

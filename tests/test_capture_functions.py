@@ -308,6 +308,25 @@ def test_what_is_written_in_place_is_read_by_all_that_lies_there(torch, what):
         assert nodes.names.index("add") < nodes.names.index("zero_")
 
 
+def test_what_a_forward_makes_of_nothing_is_no_part_of_the_model(torch):
+    """torch.fx makes a buffer of it. It was a stage's memory and nobody's activation, and could be written to once."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = torch.zeros(3, 4, 8)
+            for k in range(3):
+                y[k] = self.one(x)
+            return (self.two(y) * torch.ones(8)).exp()
+
+    model, x = Model(), torch.randn(4, 8)
+    nodes = tp.capture(model, x, repeats=2)
+    assert "one" in nodes.names and nodes.activation_bytes.sum() == saved_bytes(torch, model, x)
+    assert (nodes.optimizer_bytes == 2 * nodes.param_bytes).all() and (nodes.bwd_s[-3:] > 0).all()
+
+
 def test_within_a_model_too_a_tensor_that_is_given_twice_is_one(torch):
     """Attention asks whether its query is its key: it took another path than the model's, and kept more."""
     class Model(torch.nn.Module):
