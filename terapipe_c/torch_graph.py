@@ -298,7 +298,7 @@ def held(torch: Any, module: Any) -> list[Any]:
         seen.add(id(x))
         found.append(x)             # which keeps it alive, and its id its own
         if isinstance(x, torch.nn.Module):
-            left += vars(x).values()
+            left += [*vars(x).values(), *x.parameters(recurse=False), *x.buffers(recurse=False), *x.children()]     # torch.jit's
         elif isinstance(x, Mapping):
             left += x.values()
         elif isinstance(x, list | tuple | set | frozenset):

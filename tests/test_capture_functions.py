@@ -327,6 +327,17 @@ def test_what_a_forward_makes_of_nothing_is_no_part_of_the_model(torch):
     assert (nodes.optimizer_bytes == 2 * nodes.param_bytes).all() and (nodes.bwd_s[-3:] > 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated", "ignore:Converting a tensor to a Python boolean")
+def test_a_model_of_torch_jit_has_parameters_and_is_left_as_it_was(torch):
+    """Which are no attributes of Python's."""
+    x = torch.randn(4, 8)
+    model = torch.jit.trace(torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8)), x)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    nodes = tp.capture(model, x, repeats=1)
+    assert nodes.param_bytes.sum() == (2 * 8 + 8 * 8 + 8) * 4
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_within_a_model_too_a_tensor_that_is_given_twice_is_one(torch):
     """Attention asks whether its query is its key: it took another path than the model's, and kept more."""
     class Model(torch.nn.Module):
