@@ -394,8 +394,8 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
         repeats: times each forward and backward is measured; the least counts.
         optimizer_bytes_per_param_byte: optimiser state of a parameter in its own bytes (AdamW: 2).
 
-    A layer of torch.nn's is one node, but one that is a model by itself (a TransformerEncoder), for which all is torch.export's; it
-    is one where torch.export cannot either (given a mask without is_causal, it asks for the mask's numbers).
+    A layer of torch.nn's is one node, but one that is a model by itself (a TransformerEncoder), for which all is torch.export's.
+    Where the model's Python asks for numbers of a tensor (is this mask causal?), the graph is of the way that this example goes.
     A node of torch.export's is one of aten's operations, named by its submodule (``h.0.mlp.c_fc.addmm``), of a graph of this
     example's shapes; what a model does because it is traced (transformers makes the causal mask, which attention then keeps)
     counts as well. A torch.autograd.Function is one node, with its own backward and what it saves; a torch.utils.checkpoint is

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -38,24 +38,38 @@ def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) ->
         with _restored(module):
             graph = _symbolic(torch, module, whole)
         restore()
-        if not _follows(torch, graph, module, arguments, named, restore):
+        if not _follows(torch, graph.forward, module, arguments, named, restore):
             raise InvalidValueError("it follows another path than this example: an argument is neither None nor a tensor to it")
         return graph, arguments, named
 
+    def told() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        try:
+            reads = _reads_of(torch, module, arguments, named)
+        finally:
+            restore()
+        if not reads:
+            raise NotImplementedError("it asks for no tensor's numbers")
+        with _restored(module):
+            graph, leaves = _export(torch, module, arguments, named, reads)
+        restore()
+        if not _follows(torch, lambda *given, **names: graph.forward(given, names), module, arguments, named, restore):
+            raise InvalidValueError("it asks for other numbers when it is traced")
+        return graph, leaves, {}
+
     def exported() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         with _restored(module):
-            return (*_export(torch, module, arguments, named), {})
+            return (*_export(torch, module, arguments, named, []), {})
 
     refused = list[Exception]()
-    for way in (partial(symbolic, False), exported, partial(symbolic, True)):
+    for way in (partial(symbolic, False), told, exported, partial(symbolic, True)):
         try:
             return way()
         except Exception as error:  # whatever the model's own code raises at a proxy, and at a tensor without data
             refused.append(error)
     raise InvalidValueError(
         f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {first_words(refused[0])}. torch.export: "
-        f"{first_words(refused[1])}. Arguments that its forward takes, a forward whose path does not depend on its data, or one "
-        "traced by hand into a torch.fx.GraphModule, would be right") from refused[1]
+        f"{first_words(refused[2])}. Arguments that its forward takes, a forward whose shapes do not depend on its data, or one "
+        "traced by hand into a torch.fx.GraphModule, would be right") from refused[2]
 
 
 def _symbolic(torch: Any, module: Any, whole: bool) -> Any:
@@ -154,11 +168,11 @@ def mapped(torch: Any, value: Any, made: Callable[[Any], Any]) -> Any:
     return importlib.import_module("torch.utils._pytree").tree_map(one, value)
 
 
-def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
+def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
              restore: Callable[[], None]) -> bool:
-    """Whether torch.fx's graph computes what the module does of this example. It does not where the module asks whether an argument
-    is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses: whether the
-    graph does, which says at which node. restore: the module's tensors, after each."""
+    """Whether a graph's forward computes what the module does of this example. torch.fx's does not where the module asks whether an
+    argument is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses:
+    whether the graph does, which says at which node. restore: the module's tensors, after each."""
     def results(*calls: Any) -> list[Any]:
         try:
             with _restored(module), torch.no_grad(), warnings.catch_warnings():
@@ -180,20 +194,62 @@ def _follows(torch: Any, graph: Any, module: Any, arguments: tuple[Any, ...], na
     with suppress(Exception):   # whatever the model's own code raises
         right = results(module)
     try:    # not by graph(...), which prints where it fails; what the module makes of its weights beside the graph is made at last
-        found = results(graph.forward)
-        return right is not None and (alike(found, right) or alike(results(module, graph.forward), right))
+        found = results(forward)
+        return right is not None and (alike(found, right) or alike(results(module, forward), right))
     except Exception:
         return right is None
 
 
-def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+_Read = tuple[Any, tuple[Any, ...], Any]    # of what function, the tensors' shapes and kinds, what it gave
+
+
+def _reading(torch: Any, made: Callable[[_Read, Callable[[], Any]], Any]) -> Any:
+    """A mode in which made(what is asked, how to answer) answers where a model's Python asks for a tensor's numbers."""
+    names = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
+    asked = {torch.equal, torch.allclose, torch.is_nonzero, *(getattr(torch.Tensor, name) for name in names)}
+
+    def answer(self: Any, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        call = partial(function, *args, **(kwargs or {}))
+        if function not in asked:
+            return call()
+        return made((function, tuple((x.shape, x.dtype) for x in args if isinstance(x, torch.Tensor)), None), call)
+
+    return type("Reading", (torch.overrides.TorchFunctionMode,), {"__torch_function__": answer})()
+
+
+def _reads_of(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[_Read]:
+    """The numbers that the model's Python asks of tensors on its way through this example: whether a mask is causal, whether any
+    token is padding. A tensor without data knows none of them."""
+    reads = list[_Read]()
+
+    def note(read: _Read, call: Callable[[], Any]) -> Any:
+        reads.append((*read[:2], call()))
+        return reads[-1][2]
+
+    with _restored(module), torch.random.fork_rng(), torch.enable_grad():   # as it is traced: a layer may go another way without
+        given, given_names = copied(torch, (arguments, named))
+        with _reading(torch, note):
+            module(*given, **given_names)
+    return reads
+
+
+def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
+            reads: list[_Read]) -> tuple[Any, tuple[Any, ...]]:
     """The graph of this very example: aten's operations on the module's own parameters; and the example's leaves, which are its
-    placeholders."""
+    placeholders. reads: what the model is told of tensors' numbers, in turn, as long as it asks what it asked before; none: it must
+    not depend on any."""
     leaves = importlib.import_module("torch.utils._pytree").tree_leaves
 
     def forward(self: Any, arguments: Any, named: Any) -> Any:
         """Gives tensors alone: what holds them (a cache of keys and values) may be nothing that torch.export knows."""
-        return _tensors(torch, self._captured(*arguments, **named))
+        left = iter(reads)
+
+        def tell(read: _Read, call: Callable[[], Any]) -> Any:
+            known = next(left, (None, (), None))
+            return known[2] if known[:2] == read[:2] else call()
+
+        with _reading(torch, tell) if reads else nullcontext():
+            return _tensors(torch, self._captured(*arguments, **named))
 
     whole = type("Whole", (torch.nn.Module,), {"forward": forward})()
     whole._captured = module

@@ -472,3 +472,62 @@ def test_an_example_in_what_torch_does_not_know_is_an_example(torch, kind):
     before = x.clone()
     nodes = tp.capture(Model(), (collections.UserDict(x=x) if kind == "mapping" else Batch(x),), repeats=1)
     assert torch.equal(x, before) and nodes.activation_bytes.sum() == 4 * 8 * 4
+
+
+# ---- numbers that a model asks for ---------------------------------------------------------------------------------------
+
+
+def test_a_mask_whose_numbers_torch_asks_for_does_not_make_a_model_one_node(torch, capfd):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+            self.line, self.body = torch.nn.Linear(16, 16), torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+        def forward(self, x, mask):
+            return self.body(self.line(x), mask=mask)
+
+    model, x = Model(), torch.randn(2, 5, 16)
+    for mask in (torch.nn.Transformer.generate_square_subsequent_mask(5), torch.randn(5, 5)):
+        nodes = tp.capture(model, (x, mask), repeats=0)
+        assert sum("self_attn.linear" in name for name in nodes.names) == 6
+        assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x, mask)
+        assert nodes.param_bytes.sum() == sum(4 * p.numel() for p in model.parameters())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_way_that_numbers_say_is_the_examples(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lines = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            if x.sum() > 0 and not torch.equal(x, -x):
+                x = self.lines[0](x)
+            for _ in range(int(x.abs().max().clamp(2, 3).item())):
+                x = torch.tanh(self.lines[1](x))
+            return self.lines[2](x) if torch.isnan(x).any() else x
+
+    model = Model()
+    for x in (torch.full((4, 8), 0.01), torch.full((4, 8), -0.01)):
+        nodes = tp.capture(model, x, repeats=0)
+        assert [name for name in nodes.names if "linear" in name or "tanh" in name] == [
+            *["lines.0.linear"] * (x[0, 0] > 0), "lines.1.linear", "tanh", "lines.1.linear_1", "tanh_1"]
+        assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x)
+
+
+def test_what_is_asked_only_of_real_tensors_is_not_told_to_a_trace(torch):
+    """Its first number would be told of the second question: the graph would not be the example's, which is looked at."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            if not torch.compiler.is_exporting() and not (x > 1e9).any():
+                x = x + 0
+            return self.one(x) if (x < 1e9).all() else self.other(x)
+
+    with pytest.raises(tp.InvalidValueError, match="cannot trace Model.*data-dependent"):
+        tp.capture(Model(), torch.randn(4, 8), repeats=0)
