@@ -320,7 +320,7 @@ def test_a_start_over_the_limit_is_mended_or_refused():
 def test_more_memory_never_hurts_a_small_request():
     """Every limit at which the plan could change, and some between: the exact peaks of the plans of lower limits."""
     rng, steps, infeasible = np.random.default_rng(11), 0, 0
-    for _ in range(6):
+    for _ in range(4):
         model = GPTConfig(n_layer=int(rng.integers(2, 7)), n_head=2, n_embd=16, vocab_size=64, block_size=32)
         cluster = Cluster(num_devices=4, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e9)
         request = dict(batch=int(rng.integers(1, 6)), seq_len=32, granularity=4, planner="terapipe", executable=True)
@@ -340,7 +340,7 @@ def test_more_memory_never_hurts_a_small_request():
                 infeasible += 1
                 break
     print(f"{steps} steps down, {infeasible} to where nothing fits")
-    assert steps > 15 and infeasible == 6
+    assert steps > 15 and infeasible == 4
 
 
 @pytest.mark.parametrize("planner", ["terapipe", "auto"])
