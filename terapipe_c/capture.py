@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ._core import InvalidTypeError, InvalidValueError
-from .config import real, whole
+from .config import counted, human_bytes, real, whole
 from .planners.nodes import Nodes, remake_seconds
 from .torch_graph import copied, first_words, held, mapped, preserved, trace
 
@@ -101,6 +103,9 @@ class _Book:
                 else:
                     fixed += self.size(state)
         return trained, fixed
+
+    def is_charged(self, state: Any) -> bool:
+        return (self.key(state), *self.span(state)) in self.charged or not state.numel()
 
     def keep(self, tensor: Any, node: int) -> None:
         """Autograd saved it while `node` ran: its maker keeps it, once, whoever reads it."""
@@ -383,6 +388,16 @@ def _method(name: str) -> Any:
     return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
 
 
+def _tell_unused(book: _Book, module: Any) -> None:
+    """An expert that the example has no token for has to be somewhere, too."""
+    left = {name: book.size(p) for name, p in module.named_parameters()
+            if p.requires_grad and not book.is_charged(p)}
+    if left:
+        first = ", ".join(itertools.islice(left, 3)) + (", ..." if len(left) > 3 else "")
+        warnings.warn(f"{counted(len(left), 'parameter')}, {human_bytes(sum(left.values()))}, of no node, as this example does not "
+                      f"need them: {first}", stacklevel=3)
+
+
 def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_param_byte: float = 2.0) -> Nodes:
     """A PyTorch model as :class:`tp.planners.Nodes`: one node a torch.fx operation, measured on the example's device.
 
@@ -402,10 +417,11 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     taken for what is in it, as if there were none: what is made again is for the planner to say.
 
     What is written in place is read, from there on, from the operation that wrote, and so are all views of it. fwd_s and bwd_s
-    are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and
-    charged to the node that made it; parameters and the example are not counted. param_bytes are of trainable parameters;
-    frozen ones and buffers, which a stage holds without a gradient, are in optimizer_bytes as they are. recompute_s is its
-    forward and that of the sources that keep nothing. Edges carry the tensors' bytes. ImportError where torch is not installed.
+    are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and charged to the node
+    that made it; parameters and the example are not counted. param_bytes are of trainable parameters; frozen ones and buffers,
+    which a stage holds without a gradient, are in optimizer_bytes as they are. A UserWarning names trainable parameters of no node
+    (of an expert that has none of the example's tokens). recompute_s is its forward and that of the sources that keep nothing.
+    Edges carry the tensors' bytes. ImportError where torch is not installed.
     """
     torch = _torch()
     turns = whole("repeats", repeats, 0)
@@ -418,6 +434,7 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
         book = _Book(torch, graph, module, (arguments, named))
         book.meet(book.tensors((arguments, named)))
         rows = _run(book, graph, arguments, named, turns)
+        _tell_unused(book, module)
     if not rows.names:
         raise InvalidValueError(f"{type(module).__name__} computes no tensor")
     columns = {key: np.array(values) for key, values in rows.columns.items()}

@@ -117,24 +117,29 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
             return super(base, cls).apply(*args, **kwargs)
         if cls is again:
             return args[0](*args[2:])  # behind the function: whether the random state is kept
-        flat, form = pytree.tree_flatten((args, kwargs))
-        places = [k for k, x in enumerate(flat) if isinstance(x, kinds)]
-
-        def call(*tensors: Any) -> Any:
-            whole = list(flat)
-            for k, tensor in zip(places, tensors, strict=True):
-                whole[k] = tensor
-            args, kwargs = pytree.tree_unflatten(whole, form)
-            return super(base, cls).apply(*args, **kwargs)
-
-        call.__name__ = call.__qualname__ = cls.__name__
-        return leaf(call, [flat[k] for k in places])
+        return leaf(*_apart(pytree, cls.__name__, super(base, cls).apply, (args, kwargs), kinds))
 
     base.apply = classmethod(applied)
     try:
         yield
     finally:
         del base.apply
+
+
+def _apart(pytree: Any, name: str, function: Any, given: Any, kinds: tuple[type, ...]) -> tuple[Callable[..., Any], list[Any]]:
+    """(the function of these alone, what is of these kinds) of a function and all that it is given, (args, kwargs)."""
+    flat, form = pytree.tree_flatten(given)
+    places = [k for k, x in enumerate(flat) if isinstance(x, kinds)]
+
+    def call(*tensors: Any) -> Any:
+        whole = list(flat)
+        for k, tensor in zip(places, tensors, strict=True):
+            whole[k] = tensor
+        args, kwargs = pytree.tree_unflatten(whole, form)
+        return function(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return call, [flat[k] for k in places]
 
 
 def _tensors(torch: Any, value: Any) -> list[Any]:
@@ -200,31 +205,49 @@ def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tu
         return right is None
 
 
-_Read = tuple[Any, tuple[Any, ...], Any]    # of what function, the tensors' shapes and kinds, what it gave
+_Read = tuple[Any, Any, Any]    # the function that was asked, of tensors of what shapes, what it gave
 
 
-def _reading(torch: Any, made: Callable[[_Read, Callable[[], Any]], Any]) -> Any:
-    """A mode in which made(what is asked, how to answer) answers where a model's Python asks for a tensor's numbers."""
-    names = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
-    asked = {torch.equal, torch.allclose, torch.is_nonzero, *(getattr(torch.Tensor, name) for name in names)}
+def _is_asking(torch: Any) -> Callable[[Any, tuple[Any, ...]], tuple[bool, bool]]:
+    """Of a call whether it gives Python a tensor's numbers, and whether a tensor whose shape such numbers say."""
+    tensor, names = torch.Tensor, ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
+    numbers = {torch.equal, torch.allclose, torch.is_nonzero, *(getattr(tensor, name) for name in names)}
+    places = {torch.nonzero, tensor.nonzero, torch.argwhere, tensor.argwhere, torch.masked_select, tensor.masked_select,
+              torch.bincount, tensor.bincount}
 
-    def answer(self: Any, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        call = partial(function, *args, **(kwargs or {}))
-        if function not in asked:
-            return call()
-        return made((function, tuple((x.shape, x.dtype) for x in args if isinstance(x, torch.Tensor)), None), call)
+    def is_asking(function: Any, args: tuple[Any, ...]) -> tuple[bool, bool]:
+        if function == tensor.__getitem__:
+            chosen = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return False, any(isinstance(x, tensor) and x.dtype == torch.bool for x in chosen)
+        if function in (torch.where, torch.repeat_interleave, tensor.repeat_interleave):
+            return False, len(args) == 1 if function == torch.where else isinstance(args[-1], tensor)
+        return function in numbers, function in places
 
-    return type("Reading", (torch.overrides.TorchFunctionMode,), {"__torch_function__": answer})()
+    return is_asking
+
+
+def _reading(torch: Any, made: Callable[[Any, Any, bool, Any], Any]) -> Any:
+    """A mode in which made(function, shapes, whether it gives a tensor, what it is given) does what _is_asking tells of."""
+    is_asking = _is_asking(torch)
+
+    def run(self: Any, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        number, place = is_asking(function, args)
+        if not number and not place:
+            return function(*args, **(kwargs or {}))
+        return made(function, [(x.shape, x.dtype) for x in _tensors(torch, args)], place, (args, kwargs or {}))
+
+    return type("Reading", (torch.overrides.TorchFunctionMode,), {"__torch_function__": run})()
 
 
 def _reads_of(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[_Read]:
-    """The numbers that the model's Python asks of tensors on its way through this example: whether a mask is causal, whether any
-    token is padding. A tensor without data knows none of them."""
+    """The numbers that the model's Python asks of tensors on its way through this example: whether a mask is causal, which tokens
+    an expert has. A tensor without data knows none of them."""
     reads = list[_Read]()
 
-    def note(read: _Read, call: Callable[[], Any]) -> Any:
-        reads.append((*read[:2], call()))
-        return reads[-1][2]
+    def note(function: Any, shapes: Any, place: bool, given: Any) -> Any:
+        value = function(*given[0], **given[1])
+        reads.append((function, shapes, mapped(torch, value, lambda x: x.detach()) if place else value))
+        return value
 
     with _restored(module), torch.random.fork_rng(), torch.enable_grad():   # as it is traced: a layer may go another way without
         given, given_names = copied(torch, (arguments, named))
@@ -244,16 +267,20 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
         """Gives tensors alone: what holds them (a cache of keys and values) may be nothing that torch.export knows."""
         left = iter(reads)
 
-        def tell(read: _Read, call: Callable[[], Any]) -> Any:
-            known = next(left, (None, (), None))
-            return known[2] if known[:2] == read[:2] else call()
+        def tell(function: Any, shapes: Any, place: bool, given: Any) -> Any:
+            *asked, value = next(left, (None, None, None))
+            if asked != [function, shapes]:
+                return function(*given[0], **given[1])
+            if not place:
+                return value
+            call, tensors = _apart(own.pytree, function.__name__.strip("_"), function, given, (torch.Tensor,))
+            return own.leaf(call, tensors, own.pytree.tree_flatten(value))
 
         with _reading(torch, tell) if reads else nullcontext():
             return _tensors(torch, self._captured(*arguments, **named))
 
-    whole = type("Whole", (torch.nn.Module,), {"forward": forward})()
+    own, whole = _Operations(torch), type("Whole", (torch.nn.Module,), {"forward": forward})()
     whole._captured = module
-    own = _Operations(torch)
     with torch.enable_grad(), warnings.catch_warnings(), _functions(torch, own.leaf, (torch.Tensor,)):
         warnings.simplefilter("ignore")  # of how a layer of torch's own is written (LSTM)
         exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)
@@ -297,7 +324,7 @@ def _open_autocasts(torch: Any, graph: Any) -> None:
 
 
 class _Operations:
-    """Functions as operations of torch's, which torch.export does not look into."""
+    """Functions as operations of torch's, which torch.export does not look into, nor ask for shapes that are known."""
 
     def __init__(self, torch: Any) -> None:
         self.torch, self.calls = torch, dict[Any, Callable[..., Any]]()
@@ -305,7 +332,8 @@ class _Operations:
         self.library = torch.library.Library(self.space, "DEF")
         self.pytree = importlib.import_module("torch.utils._pytree")
 
-    def leaf(self, call: Callable[..., Any], tensors: list[Any]) -> Any:
+    def leaf(self, call: Callable[..., Any], tensors: list[Any], known: Any = None) -> Any:
+        """The call's result; known: of a run on data, leaves and form."""
         torch, tree, whole = self.torch, self.pytree, list[Any]()
         if not tensors:
             return call()
@@ -314,7 +342,7 @@ class _Operations:
             return [x for x in tree.tree_leaves(call(*given)) if isinstance(x, torch.Tensor)]
 
         def fake(given: list[Any]) -> list[Any]:
-            whole[:] = tree.tree_flatten(call(*given))
+            whole[:] = tree.tree_flatten(call(*given)) if known is None else known
             return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) if x.layout == torch.strided
                     else torch.empty_like(x) for x in whole[0] if isinstance(x, torch.Tensor)]
 

@@ -3,6 +3,7 @@ besides parameters. Skipped where torch is not installed."""
 
 import collections
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -393,16 +394,18 @@ def test_a_layer_that_is_a_model_by_itself_is_taken_apart(torch):
 
 
 def test_a_layer_that_cannot_be_taken_apart_stays_one_node(torch):
-    class Model(torch.nn.Module):
+    class Deep(torch.nn.Module):
+        __module__ = "torch.nn.modules.deep"    # torch.fx takes it for one of torch's own
+
         def __init__(self):
             super().__init__()
-            self.one, self.loss = torch.nn.Linear(16, 16), torch.nn.AdaptiveLogSoftmaxWithLoss(16, 9, [3, 6])
+            self.body = torch.nn.Sequential(torch.nn.Linear(16, 16))
 
-        def forward(self, x, words):
-            return self.loss(self.one(x), words).loss
+        def forward(self, x):
+            return self.body(x) if x.detach().numpy().sum() < 1e9 else x
 
-    nodes = tp.capture(Model(), (torch.randn(4, 16), torch.tensor([0, 4, 8, 1])), repeats=0)
-    assert nodes.names[:2] == ("one", "loss")
+    nodes = tp.capture(torch.nn.Sequential(torch.nn.Linear(16, 16), Deep()), torch.randn(4, 16), repeats=0)
+    assert nodes.names == ("_0", "_1") and nodes.param_bytes.tolist() == [272 * 4] * 2
 
 
 def test_the_path_is_asked_where_results_are_in_a_dataclass(torch):
@@ -531,3 +534,34 @@ def test_what_is_asked_only_of_real_tensors_is_not_told_to_a_trace(torch):
 
     with pytest.raises(tp.InvalidValueError, match="cannot trace Model.*data-dependent"):
         tp.capture(Model(), torch.randn(4, 8), repeats=0)
+
+
+def test_tokens_go_to_the_experts_that_the_example_says(torch):
+    """Shapes that depend on data: which tokens an expert has, chosen by torch.where and by a mask; some have none."""
+    class Experts(torch.nn.Module):
+        def __init__(self, by_mask):
+            super().__init__()
+            self.gate, self.by_mask = torch.nn.Linear(8, 16), by_mask
+            self.experts = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(16))
+
+        def forward(self, x):
+            weight, best = self.gate(x).softmax(-1).max(-1)
+            out = torch.zeros_like(x)
+            for k, expert in enumerate(self.experts):
+                if self.by_mask:
+                    out[best == k] = expert(x[best == k]) * weight[best == k][:, None]
+                elif len(rows := torch.where(best == k)[0]) > 0:
+                    out.index_add_(0, rows, expert(x[rows]) * weight[rows, None])
+            return out
+
+    for by_mask in (False, True):
+        model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), Experts(by_mask), torch.nn.Linear(8, 8)), torch.randn(12, 8)
+        used = model[1].gate(model[0](x)).argmax(-1).unique()
+        with warnings.catch_warnings(record=True) as told:
+            nodes = tp.capture(model, x, repeats=0)
+        idle = 0 if by_mask else 16 - len(used)
+        assert [str(one.message).split(",")[0] for one in told] == [f"{2 * idle} parameters"] * (idle > 0)
+        assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x)
+        assert sum("tanh" in name for name in nodes.names) == (16 if by_mask else len(used)) and 0 < len(used) < 16
+        assert sum(("getitem" if by_mask else "where") in name for name in nodes.names) >= 16
+        assert nodes.param_bytes.sum() == sum(p.numel() * 4 for p in model.parameters()) - idle * (64 + 8) * 4
