@@ -69,14 +69,14 @@ TP_KERNEL(attention_delta_bf16, tp_attention_args)
 static tp_status
 check_shape(tp_dtype dtype, const tp_attention *s)
 {
-    int64_t width = s->heads * s->head_dim;
+    int64_t width = s->heads * s->head_dim, most = 65535 * (dtype == TP_BF16 ? 64 : 32); /* tiles of that many rows lie in y */
     if (s->batch < 1 || s->heads < 1 || s->slice < 1 || s->context < 0 || s->total < s->context + s->slice)
         return tp_fail(TP_EVALUE, "attention of %lld sequences x %lld heads, slice %lld after %lld of %lld tokens: counts are at "
                        "least 1 and the slice ends by the sequence's end", (long long)s->batch, (long long)s->heads,
                        (long long)s->slice, (long long)s->context, (long long)s->total);
-    if (s->batch * s->heads > INT32_MAX - 65536 || s->total > INT32_MAX - 256 || (s->total + 63) / 64 > 65535)
+    if (s->batch * s->heads > INT32_MAX - 65536 || s->total > most)
         return tp_fail(TP_EVALUE, "attention of %lld sequences x %lld heads of %lld tokens: at most 2^31 - 2^16 (sequence, head) pairs "
-                       "and 4194240 tokens", (long long)s->batch, (long long)s->heads, (long long)s->total);
+                       "and %lld tokens", (long long)s->batch, (long long)s->heads, (long long)s->total, (long long)most);
     if (s->head_dim < 1 || s->head_dim > 128 || (dtype == TP_BF16 && s->head_dim % 8))
         return tp_fail(TP_EVALUE, "attention on CUDA: head_dim is %lld; bf16 needs a multiple of 8 up to 128, f32 1 to 128",
                        (long long)s->head_dim);

@@ -396,6 +396,8 @@ BAD = [
     (F32, {"slice": 0}, "counts are at least 1"),
     (F32, {"context": 9}, "slice 8 after 9 of 16 tokens"),
     (F32, {"batch": 0}, "attention of 0 sequences"),
+    (F32, {"total": 2_097_121}, "and 2097120 tokens"),
+    (BF16, {"total": 4_194_241}, "and 4194240 tokens"),
 ]
 
 
