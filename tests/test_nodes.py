@@ -33,6 +33,14 @@ def test_a_graph_is_ordered_and_its_cuts_counted():
     assert late.edges[-1] == (3, 4, 4.0) or (1, 4, float(nodes["activation_bytes"][1])) in late.edges
 
 
+def test_an_edge_of_no_bytes_beside_others_is_order_alone():
+    """What `a` made was alive up to `c`, and counted twice where an operation in place writes to a view of it."""
+    nodes = random_nodes(np.random.default_rng(1), 3) | {"names": ["a", "b", "c"]}
+    made = Nodes.from_graph(nodes, [("a", "b", 4), ("a", "c", 0), ("b", "c", 4)])
+    assert made.cut_bytes.tolist() == [4, 4, 0] and made.cut_tensors.tolist() == [1, 1, 0]
+    assert Nodes.from_graph(nodes, [("a", "c", 0), ("b", "c", 0)]).cut_tensors.tolist() == [1, 2, 0]
+
+
 def test_random_graphs_are_ordered_and_cycles_named():
     rng = np.random.default_rng(13)
     for _ in range(300):

@@ -30,7 +30,9 @@ Edge = tuple[int, int, float]
 
 
 def _cut_of(nodes: int, edges: Sequence[Edge]) -> tuple[FloatArray, FloatArray]:
-    source, target, size = _edge_arrays(edges)
+    """An edge of no bytes beside others of its source is order alone: nothing stays alive for it."""
+    sending = {source for source, _, size in edges if size > 0}
+    source, target, size = _edge_arrays([edge for edge in edges if edge[2] > 0 or edge[0] not in sending])
     return _core.graph_cuts(nodes, source, target, size)
 
 
@@ -160,8 +162,8 @@ class Nodes:
         by name; without bytes an edge carries the source's activation_bytes.
 
         The order is DawnPiper's: depth, then the start of the forward where everything runs as early as it can, then as
-        given. cut_bytes and cut_tensors are what crosses each boundary; a tensor of several readers counts once. A cycle
-        is a ValueError that names its nodes.
+        given. cut_bytes and cut_tensors are what crosses each boundary; a tensor of several readers counts once, and reaches
+        those alone that have bytes of it, if any have. A cycle is a ValueError that names its nodes.
         """
         if not isinstance(nodes, Mapping):
             raise InvalidTypeError(f"nodes is {type(nodes).__name__}: a dict of float64 [n] arrays would be right")
