@@ -17,7 +17,7 @@ import numpy as np
 from ._core import InvalidTypeError, InvalidValueError
 from .config import counted, human_bytes, real, whole
 from .planners.nodes import Nodes, remake_seconds
-from .torch_graph import copied, first_words, held, mapped, preserved, trace
+from .torch_graph import copied, first_words, held, mapped, preserved, tensors_of, trace
 
 __all__ = ["capture"]
 
@@ -77,9 +77,7 @@ class _Book:
         return sum(int(storage.nbytes()) for storage in self.storages(tensor))
 
     def tensors(self, value: Any) -> list[Any]:
-        found: list[Any] = []
-        mapped(self.torch, value, found.append)
-        return found
+        return tensors_of(self.torch, value)
 
     def span(self, tensor: Any) -> tuple[int, int]:
         """Where its numbers lie: one storage may hold several parameters (an LSTM's on a GPU)."""

@@ -8,10 +8,10 @@ import itertools
 import random
 import threading
 import warnings
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 
 from ._core import InvalidValueError
 
-__all__ = ["copied", "first_words", "held", "mapped", "preserved", "trace"]
+__all__ = ["copied", "first_words", "held", "mapped", "preserved", "tensors_of", "trace"]
 
 _LIBRARY = itertools.count()    # torch's libraries of operations have names of their own
 
@@ -142,35 +142,57 @@ def _apart(pytree: Any, name: str, function: Any, given: Any, kinds: tuple[type,
     return call, [flat[k] for k in places]
 
 
-def _tensors(torch: Any, value: Any) -> list[Any]:
+def tensors_of(torch: Any, value: Any) -> list[Any]:
     found = list[Any]()
-    mapped(torch, value, found.append)
+
+    def met(tensor: Any) -> Any:
+        found.append(tensor)
+        return tensor
+
+    mapped(torch, value, met)
     return found
 
 
 def mapped(torch: Any, value: Any, made: Callable[[Any], Any]) -> Any:
     """The same with made(tensor) for each tensor, in slices, and in dataclasses and mappings that torch does not know, too; torch's
     named results stay what they are."""
+    tree_map, others = importlib.import_module("torch.utils._pytree").tree_map, dict[int, tuple[Any, Any]]()
+
     def one(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return made(x)
         if isinstance(x, slice):
             return slice(one(x.start), one(x.stop), one(x.step))
-        if is_dataclass(x) and not isinstance(x, type):
-            inside = {field.name: getattr(x, field.name) for field in fields(x) if hasattr(x, field.name)}
-        elif isinstance(x, MutableMapping):
-            inside = dict(x)
-        else:
+        if id(x) in others:     # it holds itself, or is held twice
+            return others[id(x)][1]
+        if isinstance(x, MutableMapping):
+            return mapping(x)
+        if not is_dataclass(x) or isinstance(x, type):
             return x
         other = copy(x)
-        for name, part in inside.items():
-            if isinstance(x, MutableMapping):
-                other[name] = mapped(torch, part, made)
-            else:
-                object.__setattr__(other, name, mapped(torch, part, made))     # of a frozen one, too
+        others[id(x)] = x, other
+        for field in fields(x):
+            if hasattr(x, field.name):
+                object.__setattr__(other, field.name, tree_map(one, getattr(x, field.name)))    # of a frozen one, too
         return other
 
-    return importlib.import_module("torch.utils._pytree").tree_map(one, value)
+    def mapping(x: Any) -> Any:
+        known = isinstance(x, dict | UserDict)
+        other = copy(x) if known else x
+        others[id(x)] = x, other
+        parts = [(key, part, tree_map(one, part)) for key, part in x.items()]
+        if not known:   # copy() would share what it holds its parts in, and the caller's would be written to
+            memo = {id(key): key for key, _, _ in parts} | {id(part): new for _, part, new in parts}
+            try:
+                other = deepcopy(x, memo)
+            except TypeError:   # it holds what is not copied, such as a lock
+                return x
+            others[id(x)] = x, other
+        for key, _, new in parts:
+            other[key] = new
+        return other
+
+    return tree_map(one, value)
 
 
 def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
@@ -186,7 +208,7 @@ def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tu
                     arguments_now, named_now = copied(torch, (arguments, named))
                     with torch.random.fork_rng():
                         found = call(*arguments_now, **named_now)
-                return _tensors(torch, found)
+                return tensors_of(torch, found)
         finally:
             restore()
 
@@ -234,7 +256,7 @@ def _reading(torch: Any, made: Callable[[Any, Any, bool, Any], Any]) -> Any:
         number, place = is_asking(function, args)
         if not number and not place:
             return function(*args, **(kwargs or {}))
-        return made(function, [(x.shape, x.dtype) for x in _tensors(torch, args)], place, (args, kwargs or {}))
+        return made(function, [(x.shape, x.dtype) for x in tensors_of(torch, args)], place, (args, kwargs or {}))
 
     return type("Reading", (torch.overrides.TorchFunctionMode,), {"__torch_function__": run})()
 
@@ -277,7 +299,7 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
             return own.leaf(call, tensors, own.pytree.tree_flatten(value))
 
         with _reading(torch, tell) if reads else nullcontext():
-            return _tensors(torch, self._captured(*arguments, **named))
+            return tensors_of(torch, self._captured(*arguments, **named))
 
     own, whole = _Operations(torch), type("Whole", (torch.nn.Module,), {"forward": forward})()
     whole._captured = module
