@@ -50,6 +50,8 @@ class _Book:
         self.writer: dict[int, int] = {}   # storage -> the last node that wrote to it in place
         self.readers: dict[int, set[int]] = {}      # storage -> who made or read it since
         self.views: dict[int, list[Any]] = {}       # storage -> the values that lie there
+        self.kin: dict[int, object] = {}    # id of a value -> the same for all that torch gives a gradient with it
+        self.twins: dict[int, tuple[Any, Any]] = {}     # id of a frozen parameter or a buffer -> (it, what nodes are given for it)
         self.counted: set[int] = set()     # storages that are kept by some node already
         self.alive: list[Any] = []         # results and saved tensors: no storage may come again while keys are compared
         self.kept: list[float] = []
@@ -122,12 +124,28 @@ class _Book:
         for tensor in turn.saved:
             self.keep(tensor, node)
 
-    def meet(self, values: list[Any], node: int | None = None) -> None:
-        """What nodes may read from now on: the example's and constants, or what `node` made."""
-        for value in values:
+    def meet(self, values: list[Any], node: int | None = None, kin: list[object] | None = None) -> None:
+        """What nodes may read from now on: the example's and constants, or what `node` made, of such kin."""
+        for value, own in zip(values, kin or [object() for _ in values], strict=True):
+            self.kin.setdefault(id(value), own)
             self.views.setdefault(self.key(value), []).append(value)
             if node is not None:
                 self.readers.setdefault(self.key(value), set()).add(node)
+
+    def kin_of(self, turn: _Turn) -> list[object]:
+        """Of the results: a view, or what was given, has a gradient with what it was made of; what was detached from it has not."""
+        found = list[object]()
+        for result in self.tensors(turn.result):
+            root = turn.given.get(id(result._base if result._is_view() else result))
+            found.append(object() if root is None else self.kin.get(id(root[1]), object()))
+        return found
+
+    def attribute(self, value: Any) -> Any:
+        """What nodes are given for an attribute: for what wants no gradient (a buffer) another tensor that lies there, as a forward
+        that writes to it what has one leaves its history with what it wrote to."""
+        if not isinstance(value, self.torch.Tensor) or value.requires_grad or self.key(value) not in self.states:
+            return value
+        return self.twins.setdefault(id(value), (value, value.detach()))[1]
 
     def sources(self, node: int, values: list[tuple[int | None, Any]]) -> dict[int, float]:
         """Bytes that `node` reads of each node. values: (the node that made it, or None, and it) of all that it reads. What was
@@ -145,15 +163,15 @@ class _Book:
                 found[source] = max(found.get(source, 0.0), size)
         return found
 
-    def wrote(self, node: int, written: list[Any]) -> list[int]:
-        """`node` wrote to these: all that lies there wants a gradient if they do now. Gives who must have run before."""
+    def wrote(self, node: int, turn: _Turn) -> list[int]:
+        """What `node` wrote to: its kin there wants a gradient if it does now. Gives who must have run before."""
         before = set[int]()
-        for tensor in written:
-            key = self.key(tensor)
+        for tensor in turn.written:
+            key, kin = self.key(tensor), self.kin.get(id(turn.given[id(tensor)][1]))
             before |= self.readers.pop(key, set())
             self.writer[key] = node
-            for view in self.views[key] if tensor.requires_grad else ():
-                if view.is_floating_point() or view.is_complex():
+            for view in self.views.get(key, ()) if tensor.requires_grad else ():
+                if self.kin[id(view)] is kin and (view.is_floating_point() or view.is_complex()):
                     view.requires_grad_(True)
         return sorted(before - {node})
 
@@ -165,21 +183,25 @@ class _Turn:
     result: Any
     seconds: float
     saved: list[Any]
-    written: list[Any]      # of what it was given, without the model's own
+    written: list[Any]      # of what it was given, without the model's parameters
+    given: dict[int, tuple[Any, Any]]   # id of what it was given -> (that, the value that it stands for)
 
 
-def _leaves(book: _Book, value: Any, own: bool, copy: bool) -> Any:
-    """The same arguments cut off from the graph, so that a backward is this node's alone. own: results of an operation, for torch
-    writes to no leaf that wants a gradient; copy: with storages of their own. One that is given twice stays one: attention asks."""
+def _leaves(book: _Book, value: Any, own: bool, copy: bool) -> tuple[Any, dict[int, tuple[Any, Any]]]:
+    """The same arguments cut off from the graph, so that a backward is this node's alone; and which stands for which. own: results
+    of an operation, for torch writes to no leaf that wants a gradient; copy: with storages of their own. One that is given twice
+    stays one: attention asks."""
     cut: dict[int, Any] = {}
+    given: dict[int, tuple[Any, Any]] = {}
 
     def leaf(x: Any) -> Any:
         if id(x) not in cut:
             cut[id(x)] = apart(x)
+            given[id(cut[id(x)])] = cut[id(x)], x
         return cut[id(x)]
 
     def apart(x: Any) -> Any:
-        if book.key(x) in book.states and x.grad_fn is None:   # what the module made of a parameter before has the module's graph
+        if x.grad_fn is None and any(x is state for state in book.states.get(book.key(x), ())):     # else the module's history
             return x
         made = x.detach()
         made.requires_grad_(x.requires_grad)  # of a mask, or of a first state, no gradient is wanted
@@ -189,7 +211,7 @@ def _leaves(book: _Book, value: Any, own: bool, copy: bool) -> Any:
                 made.data = x.detach()
         return made
 
-    return mapped(book.torch, value, leaf)
+    return mapped(book.torch, value, leaf), given
 
 
 def _synchronise(torch: Any, tensors: list[Any]) -> None:
@@ -228,8 +250,8 @@ def _backward(book: _Book, turn: _Turn) -> float:
 
 def _turn(book: _Book, call: Any, arguments: Any, around: _Around, own: bool = False, copy: bool = False) -> _Turn:
     torch, saved = book.torch, list[Any]()
-    cut = _leaves(book, arguments, own, copy)
-    inputs = [t for t in book.tensors(cut) if book.key(t) not in book.states]
+    cut, given = _leaves(book, arguments, own, copy)
+    inputs = [made for made, value in given.values() if made is not value]
 
     def pack(tensor: Any) -> Any:
         saved.append(tensor)
@@ -244,7 +266,7 @@ def _turn(book: _Book, call: Any, arguments: Any, around: _Around, own: bool = F
         result = call(*cut[0], **cut[1])
         _synchronise(torch, inputs)
         took = time.perf_counter() - start
-    return _Turn(result, took, saved, [t for t, version in before if t._version != version])
+    return _Turn(result, took, saved, [t for t, version in before if t._version != version], given)
 
 
 def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int, around: _Around) -> tuple[_Turn, float, float]:
@@ -303,7 +325,7 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         if not exported:               # whose placeholders torch has made of this very example
             _check_all_taken(graph, rest, given_names)
         if node.op == "get_attr":
-            values[node] = _attribute(graph, node.target)
+            values[node] = book.attribute(_attribute(graph, node.target))
             book.meet(book.tensors(values[node]))
             continue
         given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
@@ -326,8 +348,8 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
             continue
         node_of[node] = at
         sources = book.sources(at, [(node_of.get(n), values[n]) for n in node.all_input_nodes])
-        book.meet(made, at)
-        before = dict.fromkeys(book.wrote(at, first.written), 0.0)
+        book.meet(made, at, book.kin_of(first))
+        before = dict.fromkeys(book.wrote(at, first), 0.0)
         rows.edges += [(source, at, size) for source, size in (before | sources).items()]
         trained, fixed = book.state_bytes(owned)
         rows.add(rows.name(node, exported), fwd_s=forward, bwd_s=backward, param_bytes=trained, fixed_bytes=fixed,
@@ -414,12 +436,13 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     counts as well. A torch.autograd.Function is one node, with its own backward and what it saves; a torch.utils.checkpoint is
     taken for what is in it, as if there were none: what is made again is for the planner to say.
 
-    What is written in place is read, from there on, from the operation that wrote, and so are all views of it. fwd_s and bwd_s
-    are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and charged to the node
-    that made it; parameters and the example are not counted. param_bytes are of trainable parameters; frozen ones and buffers,
-    which a stage holds without a gradient, are in optimizer_bytes as they are. A UserWarning names trainable parameters of no node
-    (of an expert that has none of the example's tokens). recompute_s is its forward and that of the sources that keep nothing.
-    Edges carry the tensors' bytes. ImportError where torch is not installed.
+    What is written in place is read, from there on, from the operation that wrote, and so are all views of it (but a parameter,
+    and what a layer that is one node holds, are read from nowhere). fwd_s and bwd_s are of each node alone. activation_bytes is
+    what autograd saves (saved_tensors_hooks), counted once and charged to the node that made it; parameters and the example are
+    not counted. param_bytes are of trainable parameters; frozen ones and buffers, which a stage holds without a gradient, are in
+    optimizer_bytes as they are. A UserWarning names trainable parameters of no node (of an expert that has none of the example's
+    tokens). recompute_s is its forward and that of the sources that keep nothing. Edges carry the tensors' bytes. ImportError
+    where torch is not installed.
     """
     torch = _torch()
     turns = whole("repeats", repeats, 0)

@@ -461,6 +461,8 @@ def preserved(torch: Any, module: Any) -> Iterator[Callable[[], None]]:
     finally:
         restore()
         for tensor, grad, requires_grad in grads:
+            if tensor.grad_fn is not None:      # a layer wrote to its buffer what has a history
+                tensor.detach_()
             tensor.requires_grad_(requires_grad)
             tensor.grad = grad
         for put_back, state in chances:
