@@ -57,10 +57,11 @@ class _Book:
         self.kept: list[float] = []
 
     def key(self, tensor: Any) -> int:
-        return int(self.storages(tensor)[-1].data_ptr())
+        storages = self.storages(tensor)
+        return int(storages[-1].data_ptr()) if storages else -id(tensor)
 
     def storages(self, tensor: Any) -> list[Any]:
-        """Of a sparse one: its indices' and its values'."""
+        """Of a sparse one: its indices' and its values'. None of what oneDNN holds."""
         torch = self.torch
         if tensor.layout in (torch.strided, torch.jagged):
             return [tensor.untyped_storage()]
@@ -68,8 +69,10 @@ class _Book:
             parts = [tensor._indices(), tensor._values()]
         elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
             parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-        else:
+        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
             parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+        else:
+            parts = []
         return [part.untyped_storage() for part in parts]
 
     def size(self, tensor: Any) -> int:

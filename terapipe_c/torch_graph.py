@@ -415,8 +415,8 @@ def held(torch: Any, module: Any) -> list[Any]:
 
 
 def _check_has_shapes(torch: Any, module: Any) -> None:
-    """Running a lazy module makes it another one, so that it could not be given back as it was; and what is on device meta has no
-    place in memory either, by which it could be told from other parameters."""
+    """Running a lazy module makes it another one, so that it could not be given back as it was; what is on device meta has no
+    place in memory either, by which it could be told from other parameters; and what was made in inference mode has no backward."""
     lazy = torch.nn.parameter.UninitializedTensorMixin
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
@@ -425,6 +425,9 @@ def _check_has_shapes(torch: Any, module: Any) -> None:
         if isinstance(tensor, lazy):
             raise InvalidValueError(f"module has {name}, which has no shape before the lazy module's first forward: "
                                     "module(example), once, and then tp.capture would be right")
+        if tensor.is_inference() and tensor.requires_grad:
+            raise InvalidValueError(f"module has {name}, which was made in torch.inference_mode and can have no gradient: a module "
+                                    "made outside of it would be right")
 
 
 @contextmanager

@@ -123,6 +123,23 @@ def test_an_example_of_any_make_is_left_as_it_was(torch, kind):
     assert (given.x if kind == "dataclass" else given["x"]) is x and nodes.names[-2:] == ("line", "exp")
 
 
+def test_parameters_that_can_have_no_gradient_are_refused(torch):
+    """A bare RuntimeError."""
+    with torch.inference_mode():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    with pytest.raises(tp.InvalidValueError, match=r"module has 0\.weight, which was made in torch\.inference_mode and can have"):
+        tp.capture(model, torch.randn(3, 4))
+
+
+def test_a_tensor_that_has_no_storage_is_no_obstacle(torch):
+    """An attribute in oneDNN's own form: a bare RuntimeError."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    model.packed = torch.randn(3, 3).to_mkldnn()
+    assert tp.capture(model, torch.randn(3, 4), repeats=0).names == ("_0", "_1")
+
+
 LATER = {
     "a view made after": lambda torch, m, x: [y := torch.zeros_like(x), y.add_(m.one(x)), y[:2].exp()][2],
     "views of views made before": lambda torch, m, x: [y := torch.zeros_like(x), v := y.view(-1).view(2, 16).view(4, 8),
