@@ -224,13 +224,15 @@ def test_large_scores_overflow_nowhere(emu):
         assert np.isfinite(got).all(), name
 
 
-@pytest.mark.parametrize("name, D, H, groups", [("forward_wgmma_64_2", 64, 1, 2), ("forward_wgmma_128_1", 80, 1, 1),
-                                                ("dq_wgmma_64_1", 40, 66, 0), ("dq_wgmma_128_2", 128, 67, 0)])  # fmt: skip
-def test_an_error_names_the_kernel(emu, name, D, H, groups):
+@pytest.mark.parametrize("name, D, H, groups, first, T", [
+    ("forward_wgmma_64_2", 64, 1, 2, 0, 8), ("forward_wgmma_128_1", 80, 1, 1, 0, 8), ("dq_wgmma_64_1", 40, 66, 0, 0, 8),
+    ("dq_wgmma_128_2", 128, 67, 0, 0, 8), ("dq_wgmma_64_1", 8, 66, 0, 128, 256), ("dq_wgmma_64_2", 8, 67, 0, 128, 256),
+    ("dq_wgmma_64_1", 8, 33, 0, 0, 200), ("dq_wgmma_64_2", 8, 34, 0, 120, 140)])  # fmt: skip
+def test_an_error_names_the_kernel(emu, name, D, H, groups, first, T):
     """So these run, and not those by mma.sync; of one warpgroup where blocks of two would leave half of 132 SMs without work."""
     emu.tp_cuda_attention_force(groups)
-    shape, memory = Shape(1, H, D, 8, 0, 8, 3 * H * D, H * D), aligned(8 * 3 * H * D, np.uint16)
-    forward, other = name.startswith("forward"), aligned(8 * 3 * H * D, np.uint16)
+    shape, memory = Shape(1, H, D, T - first, first, T, 3 * H * D, H * D), aligned(T * 3 * H * D, np.uint16)
+    forward, other = name.startswith("forward"), aligned(T * 3 * H * D, np.uint16)
     call, arrays = (emu.tp_cuda_attention_forward, 5) if forward else (emu.tp_cuda_attention_backward, 10)
     pointers = [address(memory)] * arrays
     assert emu.tp_simt_range_add(address(memory), ctypes.c_size_t(memory.nbytes if not forward else 16)) == 0
