@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import random
 import threading
 import warnings
-from collections import UserDict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from copy import copy, deepcopy
-from dataclasses import fields, is_dataclass
+from copy import copy
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ._core import InvalidValueError
+from .torch_reads import Reads, apart, mapped, tensors_of
 
 __all__ = ["copied", "first_words", "held", "mapped", "preserved", "tensors_of", "trace"]
 
@@ -47,18 +48,22 @@ def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) ->
             reads = _reads_of(torch, module, arguments, named)
         finally:
             restore()
-        if not reads:
+        if not reads.any:
             raise NotImplementedError("it asks for no tensor's numbers")
         with _restored(module):
             graph, leaves = _export(torch, module, arguments, named, reads)
         restore()
+        # before what is within torch.autocast is taken out of it, which the graph alone would not follow
         if not _follows(torch, lambda *given, **names: graph.forward(given, names), module, arguments, named, restore):
             raise InvalidValueError("it asks for other numbers when it is traced")
+        _open_autocasts(torch, graph)
         return graph, leaves, {}
 
     def exported() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         with _restored(module):
-            return (*_export(torch, module, arguments, named, []), {})
+            graph, leaves = _export(torch, module, arguments, named, None)
+        _open_autocasts(torch, graph)
+        return graph, leaves, {}
 
     refused = list[Exception]()
     for way in (partial(symbolic, False), told, exported, partial(symbolic, True)):
@@ -117,82 +122,13 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
             return super(base, cls).apply(*args, **kwargs)
         if cls is again:
             return args[0](*args[2:])  # behind the function: whether the random state is kept
-        return leaf(*_apart(pytree, cls.__name__, super(base, cls).apply, (args, kwargs), kinds))
+        return leaf(*apart(pytree, cls.__name__, super(base, cls).apply, (args, kwargs), kinds))
 
     base.apply = classmethod(applied)
     try:
         yield
     finally:
         del base.apply
-
-
-def _apart(pytree: Any, name: str, function: Any, given: Any, kinds: tuple[type, ...]) -> tuple[Callable[..., Any], list[Any]]:
-    """(the function of these alone, what is of these kinds) of a function and all that it is given, (args, kwargs)."""
-    flat, form = pytree.tree_flatten(given)
-    places = [k for k, x in enumerate(flat) if isinstance(x, kinds)]
-
-    def call(*tensors: Any) -> Any:
-        whole = list(flat)
-        for k, tensor in zip(places, tensors, strict=True):
-            whole[k] = tensor
-        args, kwargs = pytree.tree_unflatten(whole, form)
-        return function(*args, **kwargs)
-
-    call.__name__ = call.__qualname__ = name
-    return call, [flat[k] for k in places]
-
-
-def tensors_of(torch: Any, value: Any) -> list[Any]:
-    found = list[Any]()
-
-    def met(tensor: Any) -> Any:
-        found.append(tensor)
-        return tensor
-
-    mapped(torch, value, met)
-    return found
-
-
-def mapped(torch: Any, value: Any, made: Callable[[Any], Any]) -> Any:
-    """The same with made(tensor) for each tensor, in slices, and in dataclasses and mappings that torch does not know, too; torch's
-    named results stay what they are."""
-    tree_map, others = importlib.import_module("torch.utils._pytree").tree_map, dict[int, tuple[Any, Any]]()
-
-    def one(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return made(x)
-        if isinstance(x, slice):
-            return slice(one(x.start), one(x.stop), one(x.step))
-        if id(x) in others:     # it holds itself, or is held twice
-            return others[id(x)][1]
-        if isinstance(x, MutableMapping):
-            return mapping(x)
-        if not is_dataclass(x) or isinstance(x, type):
-            return x
-        other = copy(x)
-        others[id(x)] = x, other
-        for field in fields(x):
-            if hasattr(x, field.name):
-                object.__setattr__(other, field.name, tree_map(one, getattr(x, field.name)))    # of a frozen one, too
-        return other
-
-    def mapping(x: Any) -> Any:
-        known = isinstance(x, dict | UserDict)
-        other = copy(x) if known else x
-        others[id(x)] = x, other
-        parts = [(key, part, tree_map(one, part)) for key, part in x.items()]
-        if not known:   # copy() would share what it holds its parts in, and the caller's would be written to
-            memo = {id(key): key for key, _, _ in parts} | {id(part): new for _, part, new in parts}
-            try:
-                other = deepcopy(x, memo)
-            except TypeError:   # it holds what is not copied, such as a lock
-                return x
-            others[id(x)] = x, other
-        for key, _, new in parts:
-            other[key] = new
-        return other
-
-    return tree_map(one, value)
 
 
 def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
@@ -227,85 +163,43 @@ def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tu
         return right is None
 
 
-_Read = tuple[Any, Any, Any]    # the function that was asked, of tensors of what shapes, what it gave
-
-
-def _is_asking(torch: Any) -> Callable[[Any, tuple[Any, ...]], tuple[bool, bool]]:
-    """Of a call whether it gives Python a tensor's numbers, and whether a tensor whose shape such numbers say."""
-    tensor, names = torch.Tensor, ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
-    numbers = {torch.equal, torch.allclose, torch.is_nonzero, *(getattr(tensor, name) for name in names)}
-    places = {torch.nonzero, tensor.nonzero, torch.argwhere, tensor.argwhere, torch.masked_select, tensor.masked_select,
-              torch.bincount, tensor.bincount}
-
-    def is_asking(function: Any, args: tuple[Any, ...]) -> tuple[bool, bool]:
-        if function == tensor.__getitem__:
-            chosen = args[1] if isinstance(args[1], tuple) else (args[1],)
-            return False, any(isinstance(x, tensor) and x.dtype == torch.bool for x in chosen)
-        if function in (torch.where, torch.repeat_interleave, tensor.repeat_interleave):
-            return False, len(args) == 1 if function == torch.where else isinstance(args[-1], tensor)
-        return function in numbers, function in places
-
-    return is_asking
-
-
-def _reading(torch: Any, made: Callable[[Any, Any, bool, Any], Any]) -> Any:
-    """A mode in which made(function, shapes, whether it gives a tensor, what it is given) does what _is_asking tells of."""
-    is_asking = _is_asking(torch)
-
-    def run(self: Any, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        number, place = is_asking(function, args)
-        if not number and not place:
-            return function(*args, **(kwargs or {}))
-        return made(function, [(x.shape, x.dtype) for x in tensors_of(torch, args)], place, (args, kwargs or {}))
-
-    return type("Reading", (torch.overrides.TorchFunctionMode,), {"__torch_function__": run})()
-
-
-def _reads_of(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[_Read]:
-    """The numbers that the model's Python asks of tensors on its way through this example: whether a mask is causal, which tokens
-    an expert has. A tensor without data knows none of them."""
-    reads = list[_Read]()
-
-    def note(function: Any, shapes: Any, place: bool, given: Any) -> Any:
-        value = function(*given[0], **given[1])
-        reads.append((function, shapes, mapped(torch, value, lambda x: x.detach()) if place else value))
-        return value
-
-    with _restored(module), torch.random.fork_rng(), torch.enable_grad():   # as it is traced: a layer may go another way without
+def _reads_of(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Reads:
+    reads = Reads(torch)
+    with _restored(module), torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")     # the model is run once more than was asked for
         given, given_names = copied(torch, (arguments, named))
-        with _reading(torch, note):
+        # as it is traced: a layer may go another way without gradients
+        with torch.enable_grad(), _functions(torch, reads.note_function, (torch.Tensor,)), reads.mode(reads.note):
             module(*given, **given_names)
     return reads
 
 
 def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
-            reads: list[_Read]) -> tuple[Any, tuple[Any, ...]]:
+            reads: Reads | None) -> tuple[Any, tuple[Any, ...]]:
     """The graph of this very example: aten's operations on the module's own parameters; and the example's leaves, which are its
-    placeholders. reads: what the model is told of tensors' numbers, in turn, as long as it asks what it asked before; none: it must
-    not depend on any."""
+    placeholders. reads: what the model is told of tensors' numbers, where it asks what it asked before; None: it must not depend
+    on any."""
     leaves = importlib.import_module("torch.utils._pytree").tree_leaves
+    failed = list[Exception]()
 
     def forward(self: Any, arguments: Any, named: Any) -> Any:
         """Gives tensors alone: what holds them (a cache of keys and values) may be nothing that torch.export knows."""
-        left = iter(reads)
-
-        def tell(function: Any, shapes: Any, place: bool, given: Any) -> Any:
-            *asked, value = next(left, (None, None, None))
-            if asked != [function, shapes]:
-                return function(*given[0], **given[1])
-            if not place:
-                return value
-            call, tensors = _apart(own.pytree, function.__name__.strip("_"), function, given, (torch.Tensor,))
-            return own.leaf(call, tensors, own.pytree.tree_flatten(value))
-
-        with _reading(torch, tell) if reads else nullcontext():
-            return tensors_of(torch, self._captured(*arguments, **named))
+        try:
+            with reads.telling(own.leaf) if reads else nullcontext():
+                return tensors_of(torch, self._captured(*arguments, **named))
+        except RuntimeError as error:
+            failed.append(error)
+            raise InterruptedError from error   # of a RuntimeError torch.export prints the graph so far
 
     own, whole = _Operations(torch), type("Whole", (torch.nn.Module,), {"forward": forward})()
     whole._captured = module
-    with torch.enable_grad(), warnings.catch_warnings(), _functions(torch, own.leaf, (torch.Tensor,)):
+    function = partial(reads.tell_function, own.leaf) if reads else own.leaf
+    with torch.enable_grad(), warnings.catch_warnings(), _functions(torch, function, (torch.Tensor,)), _quiet():
         warnings.simplefilter("ignore")  # of how a layer of torch's own is written (LSTM)
-        exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)
+        try:
+            exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)
+        except InterruptedError as error:
+            raise (failed or [error])[-1] from None
         if any("functorch" in str(getattr(node.target, "__module__", "")) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})  # torch.vmap's beginning and end are nodes, to be run as one
         graph = exported.module()        # with gradients: without them attention takes a path that has no backward
@@ -314,8 +208,22 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
             for node in part.graph.nodes:
                 node.target = own.calls.get(node.target, node.target)
             part.recompile()
-    _open_autocasts(torch, graph)
     return graph, tuple(leaves((arguments, named)))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch logs of a question that its trace cannot answer: what is raised says it."""
+    log, own_thread = logging.getLogger("torch.fx.experimental.symbolic_shapes"), threading.get_ident()
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return record.thread != own_thread
+
+    log.addFilter(is_told)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_told)
 
 
 def _open_autocasts(torch: Any, graph: Any) -> None:

@@ -520,22 +520,6 @@ def test_a_way_that_numbers_say_is_the_examples(torch):
         assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x)
 
 
-def test_what_is_asked_only_of_real_tensors_is_not_told_to_a_trace(torch):
-    """Its first number would be told of the second question: the graph would not be the example's, which is looked at."""
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-
-        def forward(self, x):
-            if not torch.compiler.is_exporting() and not (x > 1e9).any():
-                x = x + 0
-            return self.one(x) if (x < 1e9).all() else self.other(x)
-
-    with pytest.raises(tp.InvalidValueError, match="cannot trace Model.*data-dependent"):
-        tp.capture(Model(), torch.randn(4, 8), repeats=0)
-
-
 def test_tokens_go_to_the_experts_that_the_example_says(torch):
     """Shapes that depend on data: which tokens an expert has, chosen by torch.where and by a mask; some have none."""
     class Experts(torch.nn.Module):
