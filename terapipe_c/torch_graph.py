@@ -113,7 +113,8 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
     backward is. leaf(call, tensors) is asked instead, where a call of these alone has the Function's other arguments already. But a
     torch.utils.checkpoint is as if there were none: what is made again is a planner's choice."""
     pytree, own_thread = importlib.import_module("torch.utils._pytree"), threading.get_ident()
-    again = importlib.import_module("torch.utils.checkpoint").CheckpointFunction
+    checkpoints: Any = importlib.import_module("torch.utils.checkpoint")
+    again, hooks = checkpoints.CheckpointFunction, checkpoints._checkpoint_hook
     # Function.apply, which may have been bound to a name long ago, asks this one's.
     base = importlib.import_module("torch.autograd.function")._SingleLevelFunction
 
@@ -124,11 +125,17 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
             return args[0](*args[2:])  # behind the function: whether the random state is kept
         return leaf(*apart(pytree, cls.__name__, super(base, cls).apply, (args, kwargs), kinds))
 
+    def hooked(frame: Any) -> Any:
+        """What is saved within one within another makes torch.export take all that comes for without gradients."""
+        return hooks(frame) if threading.get_ident() != own_thread else nullcontext()
+
     base.apply = classmethod(applied)
+    checkpoints._checkpoint_hook = hooked
     try:
         yield
     finally:
         del base.apply
+        checkpoints._checkpoint_hook = hooks
 
 
 def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tuple[Any, ...], named: dict[str, Any],

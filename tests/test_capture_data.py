@@ -139,6 +139,27 @@ def test_a_function_that_asks_for_numbers_is_one_node(torch):
     assert "kept" in nodes.names and "last.linear" in nodes.names
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_within_checkpoints_are_as_if_there_were_none(torch, reentrant):
+    """torch.export took all that came for without gradients: nothing was kept."""
+    again = torch.utils.checkpoint.checkpoint
+
+    def forward(model, x, nested=True):
+        def part(h):
+            return model.other(h[h[:, 0] > -9]).tanh() if (h < 1e9).all() else h
+
+        h = model.first(x)
+        inner = (lambda h: again(part, h * 2, use_reentrant=reentrant)) if nested else lambda h: part(h * 2)
+        return model.last(again(inner, h, use_reentrant=reentrant) if nested else inner(h)).sin()
+
+    model, x = model_of(torch, forward, other=torch.nn.Linear(8, 8)), torch.randn(6, 8)
+    plain = model_of(torch, lambda model, x: forward(model, x, False), other=torch.nn.Linear(8, 8))
+    plain.load_state_dict(model.state_dict())
+    hooks = torch.utils.checkpoint._checkpoint_hook
+    assert tp.capture(model, x, repeats=0).activation_bytes.sum() == saved_bytes(torch, plain, x) > 0
+    assert torch.utils.checkpoint._checkpoint_hook is hooks
+
+
 def test_a_refusal_says_so_by_what_it_raises_alone(torch, capfd):
     """torch.export printed the graph so far, and logged."""
     model = model_of(torch, lambda model, x: x if torch.compiler.is_exporting() and (model.first(x) > 0).any() else
