@@ -24,6 +24,7 @@ from .torch_reads import Reads, apart, mapped, tensors_of
 __all__ = ["copied", "first_words", "held", "mapped", "preserved", "tensors_of", "trace"]
 
 _LIBRARY = itertools.count()    # torch's libraries of operations have names of their own
+_TRACING = threading.RLock()    # which changes what all threads see of torch, and torch.export is one's alone
 
 
 # ---- tracing -------------------------------------------------------------------------------------------------------------
@@ -44,12 +45,10 @@ def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) ->
         return graph, arguments, named
 
     def told() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        try:
-            reads = _reads_of(torch, module, arguments, named)
-        finally:
-            restore()
+        reads = _reads_of(torch, module, arguments, named)
         if not reads.any:
             raise NotImplementedError("it asks for no tensor's numbers")
+        restore()
         with _restored(module):
             graph, leaves = _export(torch, module, arguments, named, reads)
         restore()
@@ -68,9 +67,11 @@ def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) ->
     refused = list[Exception]()
     for way in (partial(symbolic, False), told, exported, partial(symbolic, True)):
         try:
-            return way()
+            with _TRACING, torch.random.fork_rng():     # each way meets the random numbers that the model would
+                return way()
         except Exception as error:  # whatever the model's own code raises at a proxy, and at a tensor without data
             refused.append(error)
+            restore()
     raise InvalidValueError(
         f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {first_words(refused[0])}. torch.export: "
         f"{first_words(refused[2])}. Arguments that its forward takes, a forward whose shapes do not depend on its data, or one "
@@ -372,6 +373,8 @@ def preserved(torch: Any, module: Any) -> Iterator[Callable[[], None]]:
                         tensor.data.copy_(old)  # not tensor.copy_: a backward that is still to come asks whether it was written to
                 except RuntimeError:            # of a kind that is not compared or written to
                     tensor.data = old.clone()
+        for put_back, state in chances:
+            put_back(state)
 
     try:
         with torch.random.fork_rng(), _restored(module):
@@ -383,8 +386,6 @@ def preserved(torch: Any, module: Any) -> Iterator[Callable[[], None]]:
                 tensor.detach_()
             tensor.requires_grad_(requires_grad)
             tensor.grad = grad
-        for put_back, state in chances:
-            put_back(state)
 
 
 def _chances(torch: Any, everything: list[Any]) -> list[tuple[Callable[[Any], Any], Any]]:

@@ -1,6 +1,9 @@
 """tp.capture of models whose Python asks tensors for numbers, or for shapes that numbers say. Skipped where torch is not
 installed."""
 
+import random
+import threading
+
 import pytest
 from test_capture import saved_bytes, torch
 
@@ -139,6 +142,28 @@ def test_a_function_that_asks_for_numbers_is_one_node(torch):
     assert "kept" in nodes.names and "last.linear" in nodes.names
 
 
+def test_the_way_is_the_one_that_random_numbers_say_now(torch):
+    """torch.fx, which tries first, drew some of them: the nodes were of another way than the model's next."""
+    def forward(model, x):
+        h = model.first(x)
+        for part in model.parts:
+            if torch.rand([]).item() > 0.5 and random.random() > 0.3:
+                h = part(h).tanh()
+        return model.last(h) if (h < 1e9).all() else h
+
+    model = model_of(torch, forward, parts=torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(8)))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        with torch.random.fork_rng():
+            now = random.getstate()
+            taken = sum(torch.rand([]).item() > 0.5 and random.random() > 0.3 for _ in range(8))
+            random.setstate(now)
+        with pytest.warns(UserWarning, match=f"{16 - 2 * taken} parameters"):
+            nodes = tp.capture(model, torch.randn(6, 8, generator=torch.Generator().manual_seed(0)), repeats=0)
+        assert sum("tanh" in name for name in nodes.names) == taken and random.getstate() == now
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_within_checkpoints_are_as_if_there_were_none(torch, reentrant):
     """torch.export took all that came for without gradients: nothing was kept."""
@@ -167,3 +192,20 @@ def test_a_refusal_says_so_by_what_it_raises_alone(torch, capfd):
     with pytest.raises(tp.InvalidValueError, match="cannot trace Model.*data-dependent"):
         tp.capture(model, torch.randn(6, 8), repeats=0)
     assert capfd.readouterr() == ("", "")
+
+
+def test_several_threads_capture_at_a_time(torch):
+    def forward(model, x):
+        h = model.first(x)
+        return model.last(h[h[:, 0] > 0]).sin()
+
+    model, found = model_of(torch, forward), list[float]()
+    models = [model_of(torch, forward) for _ in range(4)]
+    x = torch.randn(6, 8)
+    threads = [threading.Thread(target=lambda model=model: found.append(tp.capture(model, x, repeats=0).activation_bytes.sum()))
+               for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [saved_bytes(torch, model, x)] * 4
