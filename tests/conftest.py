@@ -23,13 +23,13 @@ os.environ["PYTHONSAFEPATH"] = "1"
 # that would want the cores for themselves, ask no clock for less than seconds, and build what they share under a lock. Every
 # other test, a new module's too, runs while no other does.
 SHARING = [f"test_{name}" for name in """
-    auto cuda_replicas planner_plans cuda_stage cuda_pipedream plan uneven cuda_cudnn cuda_rows cuda_races cuda_graphs
-    examples gpu_check cuda_nccl compare lean chimera_plan gemm planners cuda_apart cuda_attention dawnpiper cuda_build swap
-    engine judge planner_arguments baselines bmpipe auto_bounds passed_over checkpoint cost chimera bad_arguments autopipe
-    limits split cuda_progress reference recompute sched sched_timing stage zero_bubble baselines_published capi capture
-    checkpoint_crashes config cuda_gemm cuda_order cudnn_plans data guests in_flight interop ladder layer_graph layering links
-    long_slices nodes own_program package papers progress slicing_bound cuda_wgmma sliced torch_csv types view zoo
-    bmpipe_scale capture_data capture_functions capture_in_place dawnpiper_work
+    auto cuda_replicas planner_plans cuda_stage cuda_pipedream plan uneven cuda_cudnn cuda_rows cuda_races cuda_guests
+    cuda_graphs cuda_chimera examples gpu_check cuda_nccl compare lean chimera_plan gemm planners cuda_apart cuda_attention
+    dawnpiper cuda_build swap engine judge planner_arguments baselines bmpipe auto_bounds passed_over checkpoint cost chimera
+    bad_arguments autopipe limits split cuda_progress reference recompute sched sched_timing stage zero_bubble
+    baselines_published capi capture checkpoint_crashes config cuda_gemm cuda_order cudnn_plans data guests in_flight interop
+    ladder layer_graph layering links long_slices nodes own_program package papers progress slicing_bound cuda_wgmma sliced
+    torch_csv types view zoo bmpipe_scale capture_data capture_functions capture_in_place dawnpiper_work
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 
