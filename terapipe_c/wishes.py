@@ -109,8 +109,8 @@ class Task:
     def bwd(self) -> Float:
         """[blocks] of both gradients, of a micro-batch's share of the update, and of what the request says is recomputed."""
         costs, model = self.judge.costs, self.judge.model
-        updates = updates_of(self.schedule, self.micro_batches)
-        work = self._ticks({kind: seconds + updates * costs.optimizer_param_s * updated_of_kind(model)[kind]
+        updates, updated = updates_of(self.schedule, self.micro_batches), updated_of_kind(model)
+        work = self._ticks({kind: seconds + updates * costs.optimizer_param_s * updated[kind]
                             for kind, seconds in kind_seconds(self.judge, self.slicing, "IW").items()})
         return np.asarray(work + np.where(self.given, self.recompute, 0.0))
 
@@ -160,6 +160,11 @@ class Task:
         return self._per_block({block.kind: 4.0 * model.block_params(block.kind) for block in model.blocks})
 
     @cached_property
+    def updated_bytes(self) -> Float:
+        """[blocks] of the parameters that it has gradients of."""
+        return self._per_block({kind: 4.0 * n for kind, n in updated_of_kind(self.judge.model).items()})
+
+    @cached_property
     def activation_bytes(self) -> Float:
         """[blocks] kept from a micro-batch's forward to its backward, but for what stays."""
         return self._kept - self._staying
@@ -198,8 +203,8 @@ class Task:
         return float(self.limit_bytes.reshape(self.judge.chunks, self.judge.ranks).sum(0).max())
 
 
-_COUNTED_ONCE = ("tick_s", "fwd", "recompute", "bwd", "message", "tokens", "output_bytes", "param_bytes", "saved_bytes", "given",
-                 "_fixed", "_kept")
+_COUNTED_ONCE = ("tick_s", "fwd", "recompute", "bwd", "message", "tokens", "output_bytes", "param_bytes", "updated_bytes",
+                 "saved_bytes", "given", "_fixed", "_kept")
 
 
 @dataclass(frozen=True)
@@ -217,6 +222,8 @@ def _blocks(result: Any) -> list[int]:
 def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any) -> Savings:
     """What the engine does of it: of a block all is made again, or swapped, or nothing; of embedding and head nothing is. A planner
     that thinks copies hidden behind work, as its paper does, is judged by what they take of the rank, or what it waits for them."""
+    if not np.any(recompute) and not np.any(swap):
+        return NOTHING
     can = saved_bytes(task.judge.model, task.slicing, task.judge.costs.where)
     again = tuple(bool(x) and bytes_ > 0 for x, bytes_ in zip(recompute, can, strict=True))
     out = tuple(bytes_ if x > 0 and not flag else 0 for x, flag, bytes_ in zip(swap, again, can, strict=True))
@@ -281,8 +288,7 @@ def _piper(task: Task) -> Wish:
 def _dawnpiper(name: str) -> Callable[[Task], Wish]:
     """A block is a node."""
     def ask(task: Task) -> Wish:
-        model = task.judge.model
-        params = np.minimum(task.param_bytes, 4.0 * np.array([updated_of_kind(model)[block.kind] for block in model.blocks]))
+        params = np.minimum(task.param_bytes, task.updated_bytes)
         rest = np.maximum(task.static_bytes - 2 * params, 0.0)     # of a tied embedding the values, too, which have no gradient
         nodes = {"fwd_s": task.fwd, "bwd_s": task.bwd, "recompute_s": task.recompute,
                  "activation_bytes": task.activation_bytes, "param_bytes": params, "optimizer_bytes": rest}

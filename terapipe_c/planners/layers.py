@@ -218,8 +218,17 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
     return others
 
 
+def _are_ways(variants: Any) -> bool:
+    """Lists of variants by tensor degree, nothing else, as they mostly are: no text of what may be wrong need be made."""
+    return type(variants) is dict and any(variants.values()) and all(
+        type(degree) is int and 1 <= degree < 2**31 and type(ways) is list
+        and all(type(way) is LayerVariant and type(way.sync_bytes) is dict for way in ways) for degree, ways in variants.items())
+
+
 def _check_ways(node: LayerNode) -> None:
     """What variants are, before anything is read of one."""
+    if _are_ways(node.variants):
+        return
     _is(node.variants, Mapping, f"{_called(node)}: variants", "a dict of lists of LayerVariants, by tensor degree,")
     for degree, ways in node.variants.items():
         if integer(degree, f"{_called(node)}: a tensor degree") < 1:
