@@ -292,6 +292,19 @@ def wgmma_right():
     return told | {"headline": f"{told['kernels']['headline']}; {told['bits']['headline']}; losses as by mma.sync"}
 
 
+def wgmma_training(size):
+    def answer():
+        if why := no_wgmma():
+            return {"headline": f"not measured: {why}"}
+        from gpu.training import trained
+
+        os.environ["TERAPIPE_ATTENTION"] = "wgmma"
+        return trained(size)
+
+    answer.__doc__ = f"A training step of GPT-2 {size} with attention by wgmma, in time that others have left: TFLOP/s."
+    return answer
+
+
 # ---- cuDNN's forward, as the package asks for it: by its C backend API, on slices whose keys lie in their context --------------
 
 
@@ -423,4 +436,6 @@ QUESTIONS = [
     Question("attention speed", 35, speed, order=46),
     Question("cudnn right", 60, cudnn_right, order=27),
     Question("cudnn speed", 15, cudnn_speed, order=63),
+    *(Question(f"training {size}, wgmma", 0, wgmma_training(size), order=64 + i, spare=seconds, after="wgmma right")
+      for i, (size, seconds) in enumerate({"124M": 20, "1558M": 45, "774M": 25, "350M": 20}.items())),
 ]
