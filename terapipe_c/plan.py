@@ -406,7 +406,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             planner besides (data_parallel to a paper's, a finer granularity, a partition, a slicing) may make it faster; and
             chunks, beside a partition: without them auto has a stage of it on every rank.
             ``plan.search_log`` says what was tried and why it stopped.
-            "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
+            "terapipe": exact token (and batch) slicing for equal stages, stages balanced by the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
             messages included). "uniform": layers divided evenly. The others choose stages (and recompute and swap) as
             their papers do, for whole sequences: "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary",
@@ -433,13 +433,13 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         tensor_parallel: 1 or None; there as a place for more.
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers, unless a
             partition is given.
-        memory_bytes: limit of each rank; None: the cluster's devices'. More of it never makes a paper's planner slower: each is
-            asked for all limits, a 32nd apart (a 64th, where it neither recomputes nor swaps; up to a quarter, where that would
-            take more than a second or two, from some 96 layers on 16 devices on), and the fastest plan that fits is taken, because
-            their models of time are not the engine's; ``tp.planners`` has their answers alone. Nor terapipe, whose search, where
-            its fastest plan does not fit, looks for plans for ever less memory, a hundredth apart or (up to a quarter) more in
-            large requests, the same whatever the limit, down to what needs least; but where ``time_limit_s`` cuts it short. auto
-            has the fastest of what they find, and of plans that do not depend on the limit.
+        memory_bytes: limit of each rank; None: the cluster's devices'. A larger limit never gives a slower plan, unless
+            ``time_limit_s`` cuts the search short. A paper's planner has its own model of time, so it is asked for many limits up
+            to this one, a 32nd apart (a 64th, where it neither recomputes nor swaps; up to a quarter, where that would take more
+            than a second or two, from some 96 layers on 16 devices on), and of its plans that fit the one that simulates fastest
+            is taken (``tp.planners`` gives its own answer). terapipe, where its fastest plan does not fit, looks for plans for ever
+            less memory, in steps of a hundredth (in large requests up to a quarter) that do not depend on the limit, down to the
+            plan that needs least. auto takes the fastest of all these, and of plans that do not depend on the limit.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning by terapipe
             stays around a second (up to two in the largest requests, four where memory binds there); auto asks all planners and
             searches every configuration, which takes seconds to tens: ``time_limit_s`` is for those who cannot wait. A number
@@ -449,11 +449,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             Of one replica.
         executable: True: only plans that ``launch`` runs as they are (one replica). False: any. None: True for the auto planner
             on this machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
-        time_limit_s: planning ends after so many seconds and about as long as building and judging one plan takes: any planner
-            gives the best plan that it has by then. auto makes one at once, whatever the limit, shares the time between what it
-            tries, and says in the log what was stopped or left out (then it may be slower than a planner by name); a single planner
-            that has none raises DeadlineError. None: work is counted instead, so that the same request gives the same plan
-            everywhere; so it does within a limit that stops nothing.
+        time_limit_s: seconds after which planning stops with the best plan so far, plus about the time to build and judge one plan.
+            auto makes one plan at once, whatever the limit, shares the time between what it tries, and says in the log what was
+            stopped or left out (it may then be slower than a planner by name); a single planner without a plan by then raises
+            DeadlineError. None, or a limit that stops nothing: work is counted instead of time, so that the same request gives the
+            same plan everywhere.
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
@@ -470,9 +470,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
         InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short, and a limit that is
-            enough (``error.memory_bytes``). terapipe, with one stage a rank, has then looked for any contiguous stages that would
-            fit, with the slices (or the given ones) that hold least, and, but for recompute, no less is enough for these on the
-            numbers of ranks that it compares.
+            enough (``error.memory_bytes``). From terapipe with one stage a rank that limit is the least possible one, without
+            recomputation, on the numbers of ranks that it compares: over all contiguous stages, with the slices (the given ones, or
+            those that hold least).
         DeadlineError: within time_limit_s no plan that fits was found.
     """
     start = time.perf_counter()

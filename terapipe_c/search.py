@@ -1,4 +1,4 @@
-"""The terapipe planner's search: how it goes down from where it starts, within one limit of memory or all of them.
+"""The terapipe planner's search: descents from the starts of :mod:`starts`, within one limit of memory or along all of them.
 
 Nothing here reads a clock: effort is counted, so that the same request gives the same plan.
 """

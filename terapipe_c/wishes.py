@@ -1,4 +1,4 @@
-"""What the planners of the papers see of a request, and what they want.
+"""Asks the papers' planners: a request as their papers have it (:class:`Task`), and their answers as candidates (:func:`ask`).
 
 They see what their papers see: seconds and bytes of each block, a number of stages and of micro-batches.
 """

@@ -1,7 +1,7 @@
-/* When what the calling thread plans must end: at a time, or when somebody tells it to. Whoever plans sets both
- * (csrc/py/deadline.c, csrc/py/away.c), and who runs a rank the second; loops that may run long ask. They are the thread's and no
- * planner's argument: one limit holds for all that a plan takes, and what is told is no part of any answer. Without a limit a clock is
- * read for listening alone, so that the same question has the same answer. */
+/* When the calling thread must stop: at a point in time (its deadline), or as soon as its listener says so. A thread that plans
+ * has both (csrc/py/deadline.c, csrc/py/away.c), one that runs a rank the listener alone; loops that may run long ask here. Both
+ * belong to the thread and are no planner's argument: one limit holds for everything that a plan takes. Without a deadline the
+ * clock only says when to call the listener, so that the same request has the same answer. */
 #ifndef TP_BASE_DEADLINE_H
 #define TP_BASE_DEADLINE_H
 
@@ -40,25 +40,26 @@ typedef struct {
     int told, skip;             /* skip: questions to come that do not look */
 } tp_listener;
 
-/* From now on; *before, unless it is NULL, is the one there was, which tp_deadline_unlisten brings back. */
+/* Set the thread's listener. *before, unless NULL, gets the one that was set, which tp_deadline_unlisten brings back. */
 void
 tp_deadline_listen(int (*heard)(void *context), void *context, tp_listener *before);
 void
 tp_deadline_unlisten(const tp_listener *before);
-/* Is the thread told to stop? Unlike tp_deadline_late for what must be whole, and not just as good as time allows. */
+/* Has the listener told the thread to stop? For work that is of no use unless it is complete; work that is as good as time
+ * allows asks tp_deadline_late. */
 int
 tp_deadline_told(void);
-/* The same of who asks before work that takes long, whatever was asked before: it looks at the clock each time. */
+/* The same before a long piece of work: it looks at the clock on every call, where tp_deadline_told skips some. */
 int
 tp_deadline_told_before(void);
-/* Was it, the last time that it asked? And EABORTED where it was: what it has made since need not make sense. */
+/* The last answer again, without asking. tp_deadline_check_told: EABORTED where it was yes; results made since may be garbage. */
 int
 tp_deadline_was_told(void);
 TP_MUST_USE tp_status
 tp_deadline_check_told(void);
 
-/* In loops that are quicker than a clock: asked once all `more` steps, of some nanoseconds each, are many. *steps is the caller's,
- * 0 at first. */
+/* For loops whose steps take less time than reading a clock: count `more` steps (of some nanoseconds each), and ask once
+ * tp_deadline_steps have come together. *steps is the caller's, 0 at first. */
 extern int64_t tp_deadline_steps;     /* how many: 2^18; tests make it less, before anything is asked */
 extern int64_t tp_deadline_listen_ns; /* between two times that a listener is called: 20 ms; the same */
 

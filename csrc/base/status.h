@@ -11,7 +11,8 @@
     X(EINFEASIBLE, InfeasibleError, ValueError, "No plan fits: names the binding limit.")                              \
     X(ESCHEDULE, ScheduleError, ValueError, "A program breaks a rule at .rank, .position.")                            \
     X(EIO, StorageError, OSError, "A file, a folder or an address cannot be used.")                                    \
-    X(ETIMEOUT, DeadlineError, TimeoutError, "A wait took too long: names who waited, or which planner had no time left.")                                \
+    X(ETIMEOUT, DeadlineError, TimeoutError,                                                                           \
+      "A wait took too long: names who waited, or which planner had no time left.")                                    \
     X(ECONNECTION, PeerError, ConnectionError, "A rank is gone or broke the protocol: names it.")                      \
     X(EABORTED, AbortedError, RuntimeError, "Another rank failed, or the run was interrupted.")                        \
     X(ERUNTIME, ExecutionError, RuntimeError, "A rank failed: a loss of NaN, a device, its code.")                     \

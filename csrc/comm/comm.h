@@ -35,25 +35,25 @@ typedef struct {
      * before the first. device NULL: it goes away now; give back all that is of it, in whatever state. bind itself NULL: the
      * messages are of the host's memory. */
     tp_status (*bind)(tp_comm *comm, void *device);
-    /* What works otherwise than it was meant to, and why, for readers of a report; "": nothing. Good until close. NULL: there
-     * never is such a thing. */
+    /* What fell back to something slower, and why, for readers of a report; "": nothing. Valid until close. NULL: nothing ever
+     * does. */
     const char *(*caveat)(const tp_comm *comm);
     int most_posted; /* 0: any number */
     /* Room for so many receives from peer that wait at once, so that no step allocates; EMEMORY. NULL where most_posted is
      * not 0. */
     tp_status (*reserve)(tp_comm *comm, int peer, unsigned posted);
-    /* Memory of this rank's, *bytes of it from a page on, that its peers may read. NULL, and the op itself NULL: there is none. */
+    /* This rank's arena: page-aligned memory of *bytes that its peers may read. NULL, or the op itself NULL: there is none. */
     void *(*arena)(tp_comm *comm, size_t *bytes);
-    /* As send, but what lies in the arena is not copied by this end: the call returns without waiting for the receiver, who copies
-     * from there, and until a reclaim of *loan has returned the data must stay as it is. *loan 0: it does not lie there, and was
-     * sent; what does has a loan, however short it is, so that one reclaim is enough for a message and those before it. Where arena
-     * is NULL and this is not, it is guests that are lent, from wherever they lie; and no receive of a guest is written before the
-     * last guest that was lent to that peer has left. Both NULL: nothing is lent. */
+    /* As send, but data in the arena is not copied here: the receiver copies from there. The call does not wait for it, and the
+     * data must not change until a reclaim of *loan has returned. One reclaim covers the message and all lent before it to that
+     * peer, so every message from the arena, however short, gets a loan. *loan 0: the data lies elsewhere, and was sent.
+     * Where arena is NULL and lend is not, guests (csrc/sched/sched.h) are lent, from wherever they lie; then no receive of a guest
+     * is written before the last guest lent to that peer has left. Both NULL: nothing is lent. */
     tp_status (*lend)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes, uint64_t *loan);
     /* Return when the peer has what was lent to it up to that loan. tag and bytes are the message's, for the words of a timeout. */
     tp_status (*reclaim)(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes);
-    /* Take what has come for posted receives by now; never waits. Called between a rank's kernels, so that who sends or lent it goes
-     * on before the message is needed here. NULL: it comes by itself (MPI's helper thread, a device), or is the host's staging. */
+    /* Take what has come for posted receives by now; never waits. Called between a rank's kernels, so that the sender can go on
+     * before the message is needed here. NULL: messages come by themselves (MPI's helper thread, a device), or are staged. */
     tp_status (*progress)(tp_comm *comm);
 } tp_comm_ops;
 
@@ -97,8 +97,8 @@ tp_region_abort(tp_region *region, tp_status code, int rank, const char *text);
 /* Status of the abort (TP_OK: none); text (up to 512 bytes) and rank of the first failure. */
 tp_status
 tp_region_aborted(const tp_region *region, int *rank, char text[512]);
-/* From now on the words of the first failure go to this descriptor the moment they are known, for who may be killed before
- * it could return from a wait. Of a region that is this process's own. */
+/* From now on the words of the first failure are written to this descriptor as soon as they are known: the process may be killed
+ * before a wait could return them. For a region that is this process's own. */
 void
 tp_region_tell(tp_region *region, int fd);
 /* A rank's progress, for "what was it doing": step and packed instruction (op, stage, micro, slice). Relaxed store. */

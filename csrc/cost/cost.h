@@ -58,14 +58,16 @@ TP_MUST_USE tp_status
 tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, double granularity, int64_t units,
                    double *table);
 
-/* What the engine does for each unit (micro-batch and slice) on each stage.
+/* Seconds of the engine's F, I and W of each unit (micro-batch and slice) on each stage.
  * blocks: [stages][TP_BLOCK_KINDS] how many of each kind; batches, slices: [micros]; lengths: of all slices in order.
- * F, I, W: [stages][units], written. A micro-batch of several sequences AND several slices does all its weight
- * gradients at slice 0 and its head at the last slice (rows of one sequence must be summed in one fixed order). Where rows wait,
- * the curves say what a slice's own take, and here each instruction takes what it then does; `prompt`, like blocks: those whose
- * weight gradients wait for none, as what they read is not kept (NULL: none); left_s (or NULL): [copies], what the head adds
- * to the update of its stage, for rows that wait till then. Of several `copies` of the model each has as many of the micro-batches and
- * a head of its own; as many copies as micro-batches: no row waits for another micro-batch's (U, csrc/sched/sched.h). */
+ * F, I, W: [stages][units], written. A micro-batch of several sequences AND several slices makes all its weight gradients at
+ * slice 0 and does its head at the last slice (rows of one sequence must be summed in one fixed order).
+ * Where rows wait (csrc/model/waits.h) the curves have the time of a slice's own rows, and here each instruction has the time of
+ * the rows that it really does:
+ * prompt: like blocks, those of them whose weight gradients wait for no other slice (what they read is not kept); NULL: none.
+ * left_s: [copies], written unless NULL: what the head adds to its stage's update, for rows that waited until then.
+ * copies: of the model; each has its share of the micro-batches and its own head. As many copies as micro-batches: no row waits for
+ * another micro-batch's (U, csrc/sched/sched.h). */
 TP_MUST_USE tp_status
 tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, const int32_t *prompt, int32_t copies,
                   int32_t micros, const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *F, double *I,

@@ -1,5 +1,5 @@
-/* What rows that wait for others (csrc/model/waits.h) do to the instructions' seconds: some do nothing of what is theirs, others do
- * it for many. */
+/* How rows that wait for others (csrc/model/waits.h) change the seconds of instructions: one leaves its own rows, a later one does
+ * the rows of many. */
 #ifndef TP_COST_WAITS_H
 #define TP_COST_WAITS_H
 
@@ -19,8 +19,9 @@ typedef struct {
     int32_t flushed; /* d(weight) */
 } tp_head_rows;
 
-/* Goes through a step's micro-batches in order, each with all its F, ascending, and then all its I, descending: where those of
- * others come between, d(weight) of some rows may be made by another instruction than is said here. Begins as zeros. */
+/* A walk over a step's micro-batches in order, each with all its F (slices ascending) and then all its I (descending). That is
+ * an approximation: where a schedule interleaves micro-batches, another instruction may make d(weight) of some rows. Begins as
+ * zeros. */
 typedef struct {
     int64_t waiting[2]; /* rows in F's tile and in I's; behind the last micro-batch: the update's to make d(weight) of */
     int64_t from;       /* the first token whose row of F has not been passed */

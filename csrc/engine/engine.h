@@ -11,15 +11,16 @@
 
 typedef struct tp_engine tp_engine;
 
-/* What sizes take from a program: of each stage, and of each rank its copies beside the work, and whether it has guests. */
+/* What the sizes of a program's engines depend on, counted once. */
 typedef struct {
-    tp_stage_counts *stage;
-    int32_t *copies, *guests;
+    tp_stage_counts *stage; /* [stages] */
+    int32_t *copies;        /* [ranks] swaps beside the work */
+    int32_t *guests;        /* [ranks] 1: it sends guests or keeps some */
 } tp_engine_counts;
 
 typedef struct {
     const tp_program *program; /* lowered and checked; borrowed */
-    const tp_engine_counts *counts; /* of the program, borrowed: for who asks many sizes of one; NULL: counted when asked */
+    const tp_engine_counts *counts; /* of the program, borrowed, for callers that ask for many sizes; NULL: counted when asked */
     int rank;                  /* of the program */
     /* Data parallelism: so many copies of the program's ranks train together, each on its own sequences (the slicing is of one
      * of them), and add their gradients before the update. 0: one. This rank is in copy `replica`, 0 to replicas - 1; the
@@ -88,19 +89,20 @@ tp_engine_store_bytes(const tp_engine_config *config);
  * of the config its model, provider, device and saves are read. EVALUE: the provider keeps no guests, no such blocks. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t batch, int32_t seq_len, int64_t *bytes);
-/* The partition within `limit` bytes a rank whose longest stage takes least, seconds [blocks] being whole numbers; *found 0: there is
- * none, and boundary [stages + 1] says nothing. Exact where a rank has one stage and no other's guests. Otherwise blocks go from one
- * stage to another as long as that makes the fullest rank emptier, and then a step shorter, so that others may be shorter still; and
- * none is missed where no rank holds of more than two stages, in pairs (pairs.c), or there is little to be looked at (exact.c).
- * by_pairs: of such pairs instead those whose slowest rank, with what its longest stage adds, is fastest, where the evenest stages do
- * not lead to some that are as fast; *found 0 otherwise.
- * The config's partition is not read; where the program depends on it (R), it is taken as it is.
- * EVALUE: as tp_engine_check; seconds that are negative or beyond 2^53 together, fewer blocks than stages. EMEMORY. */
+/* Of the partitions with at most `limit` bytes on each rank, one whose longest stage is shortest: boundary [stages + 1].
+ * seconds: [blocks] whole numbers, so that sums are exact. *found 0: no such partition; boundary is then undefined.
+ * Exact where each rank has one stage and keeps no guests. Otherwise a descent: blocks move between stages while that lowers the
+ * fullest rank's bytes, then while it shortens the step, so that a shorter partition may exist. But if any partition fits it finds
+ * one where no rank has more than two stages, in pairs (pairs.c), or there are few partitions (exact.c).
+ * by_pairs: of such pairs the partition whose slowest rank (its stages, and what the longest of them adds to the step) is fastest,
+ * if the evenest stages do not lead to one as fast; *found 0 otherwise.
+ * The config's partition is not read; a program that depends on it (R) is taken as it is.
+ * EVALUE: as tp_engine_check; seconds that are negative or sum to more than 2^53; fewer blocks than stages. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int by_pairs, int32_t *boundary, int *found);
-/* The partition within the least limit of (low, high] bytes a rank that has any, looked for by halves until the limits are within
- * `close` of the upper one, or a few bytes; *found 0: none was found. Where ranks hold of several stages it may need no more than `low`,
- * and is the least as far as none is missed. The rest as tp_engine_cut. */
+/* A partition within the least limit in (low, high] bytes a rank that has one, found by bisection until the limit is known to the
+ * fraction `close`, or a few bytes; *found 0: none was found. Where ranks have several stages the answer may need less than `low`,
+ * and the limit is the least only as far as tp_engine_cut misses no partition. All else as there. */
 TP_MUST_USE tp_status
 tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, double close, int32_t *boundary, int *found);
 /* EVALUE: program, partition and slicing that do not fit together; replicas of a provider that has none. EMEMORY. What the
@@ -117,7 +119,7 @@ tp_engine_unbind(tp_engine *engine);
 TP_MUST_USE tp_status
 tp_engine_check_abort(const tp_engine *engine);
 
-/* Stages of this rank, in order of their virtual number; NULL past the end. They are the provider's: */
+/* The i-th stage of this rank, by ascending virtual number; NULL past the last. Its functions are the provider's: */
 tp_stage *
 tp_engine_stage(tp_engine *engine, int i, int *virtual_stage);
 const tp_stage_ops *
@@ -133,7 +135,7 @@ tp_engine_evaluate(tp_engine *engine, const int32_t *tokens, double *loss);
 /* Events of the last step, one per instruction: [instructions of the rank]. */
 const tp_event *
 tp_engine_events(const tp_engine *engine, int64_t *count);
-/* What works otherwise than it was meant to, and why, until now: of messages (i 0), of the device (1); "": nothing. */
+/* What fell back to something slower so far, and why: of messages (i 0), of the device (1); "": nothing. */
 const char *
 tp_engine_caveat(const tp_engine *engine, int i);
 

@@ -1,3 +1,4 @@
+/* What the files of csrc/engine share and nobody else sees. */
 #ifndef TP_ENGINE_INTERNAL_H
 #define TP_ENGINE_INTERNAL_H
 
@@ -13,7 +14,8 @@ typedef struct {
     size_t bytes;
 } tp_engine_guest;
 
-/* What the first reader of loaded activations waits for besides its own message: receives from that peer, as needs and from. */
+/* What an instruction that is the first to read loaded activations waits for besides its own message: that `needs` receives from
+ * `from` are complete, as tp_engine.needs and .from. */
 typedef struct {
     int32_t needs, from; /* from -1: nothing */
 } tp_engine_load;
@@ -78,8 +80,8 @@ tp_engine_drop_tables(tp_engine *engine);
 TP_MUST_USE tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program);
 
-/* Fill reuses[] once the stages are there, by the memory that each instruction reads or writes: a slice waits for the reader of its
- * own rows, and not for those of the whole slot, or a rank could not be further ahead of the next one than that is of it. */
+/* Fill reuses[] once the stages are open, by the memory that each instruction reads or writes. A slice waits for the reader of its
+ * own rows alone: if it waited for those of the whole slot, a rank could get no further ahead of the next one. */
 TP_MUST_USE tp_status
 tp_engine_match_loans(tp_engine *engine);
 

@@ -25,7 +25,7 @@ tp_head_in_haste(int32_t slices, int32_t slice)
     return slices > TP_HEAD_HASTE && slices - slice <= TP_HEAD_HASTE;
 }
 
-/* How many rows in the tile are too many: they are made d(weight) of. */
+/* As soon as this many rows wait in the tile, d(weight) is made of them. */
 static inline int64_t
 tp_head_tile_most(int forward, int haste)
 {
@@ -41,7 +41,8 @@ tp_group_begin(int64_t total, int32_t slice, int64_t begin)
     return slice == 0 ? 0 : begin + (total - begin) % TP_ROW_GROUP;
 }
 
-/* Does W of this slice make what waits, `rows` of them? The step may be waiting for the last two that it goes back through. */
+/* Does W of this slice make the weight gradients of the `rows` rows that wait? Once they are worth a product; and always in slices
+ * 1 and 0, the last ones of a backward, for which the whole step may be waiting. */
 static inline int
 tp_weights_due(int32_t slice, int64_t rows)
 {

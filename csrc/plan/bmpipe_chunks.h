@@ -68,8 +68,8 @@ tp_bmpipe_find_fit(tp_bmpipe_search_room *s);
 TP_MUST_USE tp_status
 tp_bmpipe_polish(tp_bmpipe_search_room *s, const int *cut, const double *extra_s, int *tried);
 
-/* bmpipe_few.c: where there are at most 4000 partitions (and no more than s->effort), look at all of them, from s->best on; leaves s->effort as it was.
- * proven: s->best is the best plan of all. s->now is spoilt. */
+/* bmpipe_few.c: where there are at most 4000 partitions (and no more than s->effort), look at all of them, from s->best on; leaves
+ * s->effort as it was. *proven: s->best is the best plan of all. s->now is spoilt. */
 TP_MUST_USE tp_status
 tp_bmpipe_few(tp_bmpipe_search_room *s, int *proven);
 

@@ -1,4 +1,5 @@
-/* What the files of the exact search of one chunk share (bmpipe_exact.c, _lanes.c, _local.c, _proof.c). Internal to csrc/plan/bmpipe*.c. */
+/* What the files of the exact search of one chunk share (bmpipe_exact.c, _lanes.c, _local.c, _proof.c). Internal to
+ * csrc/plan/bmpipe*.c. */
 #ifndef TP_PLAN_BMPIPE_EXACT_H
 #define TP_PLAN_BMPIPE_EXACT_H
 

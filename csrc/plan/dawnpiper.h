@@ -18,17 +18,16 @@
  *
  * tp_plan_dawnpiper is exact for that model: least period over all partitions into K non-empty contiguous stages and all
  * choices of R and S. Proof. (1) W never falls when a stage grows by a node (restrict the larger stage's R and S), so the
- * longest prefix that stays within a period is the best one and a probe decides a period (dawnpiper.c). Were that to leave
- * a stage without nodes: W never rises when the same nodes go to a later stage (it holds no more copies), so nodes of an
- * earlier stage make room; where all earlier ones have a single node, the next one is too much for any stage that may have it.
- * (2) A failed probe
- * raises the lower bound to the least W that would have let a stage grow, a probe that succeeds lowers the upper one to
- * the largest W attained; the search ends when they meet. (3) W is a knapsack over real bytes: solved by an expanding core
- * with dominance, each state bounded by its linear relaxation (memopt_core.c), by two lists that meet in the middle where that
- * bounds better (memopt_pairs.c), and where tensors tie by a set that meets the bound (memopt_four.c). Stages that these had to
- * look for and that are not the slowest keep a set of at most 1e-6 more than W. Where the work limit, or a 64th of it for
- * one stage, ends (3) the stage counts as too slow in the search, but only what was proven of it enters the bound: then
- * optimal is 0 and lower_bound_s still holds.
+ * longest prefix that stays within a period is the best one and a probe decides a period (dawnpiper.c). If that leaves later
+ * stages without nodes: W never rises when the same nodes move to a later stage (it holds no more copies), so nodes of earlier
+ * stages are moved on; where all earlier ones have a single node, the next node is too much for any stage that may have it.
+ * (2) A failed probe raises the lower bound to the least W that would have let a stage grow; a probe that succeeds lowers the
+ * upper one to the largest W attained; the search ends when they meet. (3) W is a knapsack over real bytes, solved by an
+ * expanding core with dominance, each state bounded by its linear relaxation (memopt_core.c); by two lists that meet in the
+ * middle where that bounds better (memopt_pairs.c); and where tensors tie by a set that meets the bound (memopt_four.c). Of a
+ * stage that needed these and is not the slowest, a set within 1e-6 of W is kept. Where the work limit, or a 64th of it for one
+ * stage, ends (3) the stage counts as too slow in the search, but only what was proven of it enters the bound: then optimal is
+ * 0 and lower_bound_s still holds.
  * Sums are double; bytes that are whole numbers below 2^53 are compared exactly, others to about 1e-13 of the limit. */
 #ifndef TP_PLAN_DAWNPIPER_H
 #define TP_PLAN_DAWNPIPER_H
@@ -50,7 +49,7 @@ typedef struct {
 } tp_nodes;
 
 typedef struct {
-    int stages, micros; /* micros: of a step; PipeDream reads it for nothing */
+    int stages, micros; /* micros: of a step; PipeDream does not read it */
     tp_flight flight;
     int paper;           /* != 0: the paper's count of memory */
     int optimise;        /* 0: recompute and swap nothing */

@@ -1,5 +1,5 @@
-/* Judging a plan: the program that the engine would run, and the seconds that it takes; and the descent that asks for
- * thousands of them. The partition and the slices decide the durations, the durations where weight gradients go. */
+/* Judging a plan: build the program that the engine would run, and simulate it; and the descent that does so thousands of times.
+ * Partition and slices decide the durations; the durations decide where the program places weight gradients. */
 #ifndef TP_PLAN_JUDGE_H
 #define TP_PLAN_JUDGE_H
 
@@ -9,7 +9,7 @@
 #include "csrc/cost/cost.h"
 #include "csrc/sched/sched.h"
 
-/* Behind the builders' own names, those that are several of them or have other arguments. */
+/* Orders that tp_program_build does not make, numbered behind those that it does (tp_schedule). */
 enum { TP_ORDER_ZB_V = TP_SCHEDULES, TP_ORDER_DUALPIPE_V, TP_ORDER_HANAYO, TP_ORDER_SLICED, TP_ORDER_BPIPE, TP_ORDER_CHIMERA,
        TP_ORDER_PIPEDREAM, TP_ORDERS };
 
@@ -48,8 +48,8 @@ typedef struct {
 
 typedef struct {
     int order;               /* tp_schedule, or TP_ORDER_* (not the builder's TP_ZB_V, which TP_ORDER_ZB_V is) */
-    int pending;             /* tp_program_split's; of no meaning where the builder places W; 0 where a stage has guests, for a W
-                                that waits would hold activations, and where U is behind it */
+    int pending;             /* tp_program_split's. Ignored where the builder places W. 0 with guests, as a W that waits would hold
+                                activations, and with U, which follows W */
     int32_t micros;          /* of two copies of the model the second half of them is like the first */
     const int32_t *boundary; /* [stages + 1] blocks, ascending; of one copy of the model */
     const int32_t *batches, *slices; /* [micros] */

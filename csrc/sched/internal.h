@@ -26,7 +26,7 @@ tp_sched_goes_beside(const tp_instr *instr)
 {
     return tp_sched_is_swap(instr->op) && instr->flags & TP_BESIDE;
 }
-/* Work beside the passes over a slice: a copy to or from memory, or an update. */
+/* Work that is no pass over a slice: a copy to or from memory, or an update. */
 static inline int
 tp_sched_is_beside(int op)
 {
@@ -84,20 +84,20 @@ tp_sched_uses_gradient(int op)
 /* Does this backward read the gradient slot of the next stage of its copy, which is on the same rank? */
 int
 tp_sched_reads_next(const tp_program *program, const tp_instr *instr);
-/* The set of operations that the program has: bit op; and whether some F is of a half, swaps are made beside the work, from two
- * places. */
+/* The set of operations that the program has, bit `op` of each, and the three flags: some F is of a half; swaps are made beside the
+ * work; and that from two places. */
 #define TP_SCHED_HAS_HALVES (1u << 31)
 #define TP_SCHED_HAS_BESIDE (1u << 30)
 #define TP_SCHED_HAS_TWO_PLACES (1u << 29)
 unsigned
 tp_sched_ops(const tp_program *program);
-/* tp_program_check_order and tp_program_bound for who knows the set already: each saves a pass over the code. */
+/* tp_program_check_order and tp_program_bound for callers that know the set already: it saves a pass over the code. */
 TP_MUST_USE tp_status
 tp_sched_check_order(const tp_program *program, unsigned ops);
 TP_MUST_USE tp_status
 tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *durations, double *bound_s);
-/* Split, lowered, with slots, ordered: of compute programs (slots: lowered ones) that pass check, which nobody asks here. ops:
- * tp_sched_ops, of which those that the pass adds may be missing. */
+/* The passes of sched.h without their checks: for programs that are known to pass check (split and lower: compute programs;
+ * assign_slots: lowered ones). ops: tp_sched_ops; operations that the pass itself adds may be missing. */
 TP_MUST_USE tp_status
 tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *durations, int pending, tp_program **out);
 TP_MUST_USE tp_status
@@ -107,12 +107,12 @@ tp_sched_assign_slots(tp_program *program, unsigned ops);
 /* ops: with TP_SCHED_MESSAGES, whichever, where the program is lowered; what else it has must be there. */
 TP_MUST_USE tp_status
 tp_sched_sim_open(const tp_program *program, unsigned ops, tp_sim **out);
-/* Sends or receives? Then it must have all of them. */
+/* A program that has some of these messages must have all of its messages. */
 #define TP_SCHED_MESSAGES                                                                                              \
     (TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_RF) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_RB))
 #define TP_SCHED_GUESTS                                                                                                \
     (TP_SCHED_BIT(TP_OP_SE) | TP_SCHED_BIT(TP_OP_RE) | TP_SCHED_BIT(TP_OP_SL) | TP_SCHED_BIT(TP_OP_RL))
-/* Messages, AR or OPT? Then its slots are assigned. */
+/* A program that has any of these is lowered: its slots are assigned. */
 #define TP_SCHED_SLOTTED (TP_SCHED_MESSAGES | TP_SCHED_BIT(TP_OP_AR) | TP_SCHED_BIT(TP_OP_OPT))
 /* What becomes of the forward output of each (stage, unit), [stages * units]; *halves NULL: nothing is halved, as tp_sched_ops
  * says already. The caller frees it. */

@@ -61,12 +61,12 @@ typedef struct {
 /* Of F, B or I: it overlaps with the next op that computes, one forward and the other backward (DualPipe); text `0F1.0& 3B0.0`.
  * A mark for those who can: the simulator and the engine here run one behind the other. */
 #define TP_OVERLAPS 8u
-/* Of SO and SI, of all in a program or of none: the rank's copier makes the copy beside its work, one after another in this order
- * (`0SO1.0&`). The instruction begins it and does not wait; an F waits for the copies out of its stage that were begun before (they
- * read what it writes over), a B or I for the copy in of its slice. Without it the rank makes the copy itself. */
+/* On SO and SI, on all of a program or on none: the rank's copier makes the copies beside the rank's work, one after another in
+ * program order (`0SO1.0&`). The instruction begins a copy and does not wait. An F waits for the copies out of its stage that were
+ * begun before it (they read what it overwrites), a B or I for the copy in of its slice. Without it the rank copies by itself. */
 #define TP_BESIDE TP_OVERLAPS
-/* Of SO beside the work, of all in a program or of none (`0SO1.0&&`): what goes forward has two places on each stage that swaps, that
- * of even and that of odd activation slots, and an F waits for the copies out of its own alone. */
+/* On SO beside the work, on all of a program or on none (`0SO1.0&&`): each stage that swaps has two buffers for what its forward
+ * makes, one for even and one for odd activation slots, and an F waits only for the copies out of the one that it overwrites. */
 #define TP_TWO_PLACES 16u
 
 #define TP_SLOT(activation, gradient) ((uint32_t)(activation) | (uint32_t)(gradient) << 16)
@@ -86,9 +86,9 @@ typedef struct {
 
 /* Two copies (Chimera, Li & Hoefler 2021): the first half of the stages is one model, the second half the same model again. Stages
  * follow each other within a copy alone, and so do micro-batches: the first half of them goes through the first copy, the second
- * half through the second. Stage v is on rank v, stage ranks + v on rank ranks - 1 - v, ranks is even. Text says all that: a program
- * has two copies if its stages are placed so and three quarters of its forwards or more keep to the halves; of a program that has
- * one copy and passes check, half of them do. */
+ * half through the second. Stage v is on rank v, stage ranks + v on rank ranks - 1 - v, ranks is even. The text has no word for
+ * that; it is recognised: a program has two copies if its stages are placed so and at least three quarters of its forwards keep to
+ * the halves. (Of a program with one copy that passes check, half of them do.) */
 static inline int
 tp_program_copy_stages(const tp_program *program)
 {
@@ -246,13 +246,13 @@ typedef struct {
     const double *comm_unit_s;     /* or [stages * units] per message; NULL: comm_s */
     const double *back_comm_unit_s; /* [stages * units] of SB where the link to the stage before is another one than that to
                                        the next; NULL: as SF */
-    const double *latency_s;        /* [2 * stages] forward and back: of a message's seconds those in which its link takes the next
-                                       one already (csrc/sched/links.h); NULL: a link carries any number of messages at once */
+    const double *latency_s;        /* [2 * stages] forward and back: the last seconds of a message, in which its link already takes
+                                       the next one (csrc/sched/links.h); NULL: a link carries any number of messages at once */
     const double *half_s[2][TP_OPS]; /* of the first and the second half: F, SF, RF; strides as above; NULL: half the whole's */
     const double *half_comm_s[2];    /* [stages * units]; NULL: half the whole's */
-    const double *sum_s;             /* of OPT's seconds those in which replicas add up their gradients; strides as above; NULL: 0 */
-    const double *guest_comm_s;      /* [stages * units] of a guest of the stage, there or back, at slice 0; one after another in either
-                                        direction, on a link of their own; NULL: 0 */
+    const double *sum_s;             /* the part of OPT's seconds in which replicas add up gradients; strides as above; NULL: 0 */
+    const double *guest_comm_s;      /* [stages * units], read at slice 0: of a guest of the stage, there or back. Guests have a
+                                        link of their own, which takes one at a time in each direction; NULL: 0 */
 } tp_durations;
 /* Seconds of an instruction with these flags; B without a table is I + W. */
 static inline double
@@ -334,10 +334,10 @@ int
 tp_program_activation_slots(const tp_program *program, int stage);
 int
 tp_program_gradient_slots(const tp_program *program, int stage);
-/* Versions of its values that `stage` has at once at most: the newest, and those that backwards to come will read. 0: it has no U. */
+/* The most versions of its weights that `stage` has at once: the newest, and those that later backwards will read. 0: no U. */
 int
 tp_program_versions(const tp_program *program, int stage);
-/* What these four are of every stage, counts[stages], for who asks of many. */
+/* These four numbers of every stage at once, counts[stages]. */
 typedef struct {
     int32_t activation_slots, gradient_slots, versions, two_places;
 } tp_stage_counts;
@@ -355,9 +355,9 @@ tp_program_host(const tp_program *program, int stage);
 TP_MUST_USE tp_status
 tp_program_check(const tp_program *program);
 
-/* What the engine demands besides, so that results do not depend on the schedule: each stage goes through micro-batches
- * ascending in B or I, and in B or W; the last one in F too. Where there are U, B and W (of the last stage F too) of a micro-batch are
- * behind that of the one before it. ESCHEDULE. */
+/* What the engine demands besides, so that results do not depend on the schedule: on every stage the micro-batches of its
+ * backwards (B or I) ascend, those of its weight gradients (B or W) do, and on the last stage those of F too. Where the program has
+ * U, a micro-batch's B and W (on the last stage its F too) stand behind U of the micro-batch before it. ESCHEDULE. */
 TP_MUST_USE tp_status
 tp_program_check_canonical(const tp_program *program);
 
@@ -421,9 +421,9 @@ typedef struct tp_sim tp_sim;
  * costs nothing; one that was moved is one more operation of the pass. */
 TP_MUST_USE tp_status
 tp_sim_open(const tp_program *program, tp_sim **out);
-/* tp_program_split (pending < 0: as it is), tp_program_lower and tp_sim_open in one, for searches that make thousands: of a compute
- * program that the builders and passes here made and that has no I or W of its own if it is split: the caller answers for that, as
- * nothing is checked but durations, of which I and W are there. EVALUE: durations. EMEMORY. */
+/* tp_program_split (pending < 0: not split), tp_program_lower and tp_sim_open in one, for searches that make thousands of programs.
+ * Unchecked, so the caller answers for it: `compute` was made by the builders and passes here and, if it is split, has no I or W
+ * yet; durations have I and W. EVALUE: bad durations. EMEMORY. */
 TP_MUST_USE tp_status
 tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, tp_program **program,
                     tp_sim **sim);
@@ -432,9 +432,9 @@ tp_program_complete(const tp_program *compute, const tp_durations *durations, in
 void
 tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s);
 /* One critical path of the last tp_sim_run (the same durations): count[op * stages + stage] times `op` of `stage` lies on it,
- * *lag_s is its messages' time on the link. Of a program without AR, OPT and halves, with no copies (seconds of SF .. RB NULL) and
- * no latency_s, nor swaps beside the work, makespan = sum of count * seconds + *lag_s; under any other durations the same sum is a lower bound on the
- * makespan. Ties: an op waited for its own rank. count: [TP_OPS * stages], overwritten. */
+ * *lag_s is its messages' time on the link. For a program without AR, OPT, halves and swaps beside the work, and durations without
+ * latency_s and without seconds of SF .. RB, makespan = sum of count * seconds + *lag_s; under any other durations the same sum is
+ * a lower bound on the makespan. Ties: an op waited for its own rank. count: [TP_OPS * stages], overwritten. */
 void
 tp_sim_path(const tp_sim *sim, const tp_durations *durations, int64_t *count, double *lag_s);
 void

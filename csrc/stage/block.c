@@ -313,7 +313,8 @@ stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretc
     }
 }
 
-/* What W of the slice before will read, to where that expects it: R or SI is going to overwrite this slice's. */
+/* Move this slice's first `rows` rows, whose weight gradients are left to W of the slice before, behind the buffers' slice
+ * (tp_stage_inner_begin): R or SI of that slice overwrites all else. */
 static void
 put_by(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, int64_t rows)
 {

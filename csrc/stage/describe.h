@@ -52,7 +52,7 @@ typedef struct {
 typedef struct {
     size_t stage, activations, gradients, element;
     int keeps_norm; /* tp_inner.norm */
-    int slice_room; /* a FFN that does not keep goes forward in the first rows of `made`, whatever the slice: it has no more */
+    int slice_room; /* 1: `made` of a FFN that does not keep has room for one slice alone, whose rows are always its first ones */
 } tp_stage_sizes;
 
 /* Every stage begins with this. */
@@ -238,14 +238,15 @@ tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
 {
     return block->saves ? &block->remade[at->gslot] : &block->made[at->slot];
 }
-/* The row of the micro-batch that is first in it. Of one slice alone: it ends where the rows of later slices begin that their W
- * left to this one's, wherever a slice begins (before the micro-batch, where it is not the longest). */
+/* Which row of the micro-batch the first row of that inner's buffers is. 0 where they hold the whole micro-batch. Where they hold
+ * one slice alone, its last row is always row max_rows - 1 of the buffers, so that the rows which later slices put by for its W
+ * follow at a fixed place; where an early slice is not the longest, the first row is before the micro-batch: negative. */
 static inline int64_t
 tp_stage_inner_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
     return block->saves && stage->config.remake_slices ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
 }
-/* The same of where forward makes it. */
+/* The same for the buffers that forward writes (tp_stage_block.made). */
 static inline int64_t
 tp_stage_made_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {

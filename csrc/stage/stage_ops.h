@@ -18,11 +18,11 @@
 
 typedef struct tp_stage tp_stage; /* each provider has its own */
 
-/* What an attention or FFN block does, until its backward, with what its forward computes besides its output. */
+/* What an attention or FFN block does with what its forward computes besides its output, until its backward reads that. */
 typedef enum {
     TP_KEEPS,
-    TP_REMAKES, /* drops it, and makes it again (R) */
-    TP_SWAPS    /* takes it out of the device's memory (SO) and back in (SI) */
+    TP_REMAKES, /* drops it and computes it again (R): recomputation */
+    TP_SWAPS    /* copies it out of the device's memory (SO) and back in (SI) */
 } tp_saves;
 
 typedef struct {
@@ -31,19 +31,21 @@ typedef struct {
     int first_block, last_block;  /* [first, last) */
     int activation_slots, gradient_slots;
     const uint8_t *saves;         /* [blocks of the model] of tp_saves, borrowed; NULL: all keep everything */
-    int remake_slices;            /* 1: what R or SI brought of a slice has been read by its I and W before the next, but for rows
-                                     that W puts by: there is room for one slice of it and these. Only where remakes_slices, no
-                                     attention is among them, and no micro-batch has several sequences and several slices */
-    int one_room;                 /* 1: what goes forward is swapped out before any is swapped in, and that has been read before the
-                                     next goes forward (all of the micro-batch, unless remake_slices): one place serves both */
-    int two_places;               /* 1: what goes forward and is swapped has a place for even and one for odd activation slots */
-    int versions;                 /* of the values, that U makes (csrc/sched/sched.h): the most at once; 0: no U, the gradient is summed
-                                     over all micro-batches */
-    int replicas;                 /* the gradient is of the mean over so many such batches; 0: 1 */
+    int remake_slices;            /* 1: R or SI of a slice comes only when I and W have read what that of the last one brought, so
+                                     that the buffers have room for one slice (and the rows that W puts by). Only where the provider
+                                     remakes_slices, no attention is remade or swapped, and no micro-batch has several sequences and
+                                     several slices */
+    int one_room;                 /* 1: what forward made is swapped out before anything is swapped in, and what was swapped in has
+                                     been read before the next forward (of the whole micro-batch, unless remake_slices): one buffer
+                                     serves both */
+    int two_places;               /* 1: what forward makes and SO copies out has two buffers: of even and of odd activation slots */
+    int versions;                 /* of the values, at most at once, where U makes them (csrc/sched/sched.h); 0: no U, and gradients
+                                     are summed over all micro-batches */
+    int replicas;                 /* each with a batch like this one: the gradient is of the mean over all; 0: 1 */
     const char *store;            /* folder on a disk for what is swapped, where it does not go to the host's memory; borrowed
                                      until open returns */
-    void *lent;                   /* tp_stage_ops.lent_bytes for what leaves the stage, borrowed for its life and counted as its own;
-                                     NULL: it takes them itself */
+    void *lent;                   /* memory of tp_stage_ops.lent_bytes for the buffers that messages leave from, borrowed for the
+                                     stage's life and counted as its own; NULL: it allocates them itself */
 } tp_stage_config;
 
 typedef struct {
@@ -89,9 +91,10 @@ struct tp_device_ops {
     tp_status (*begin)(tp_device *device);
     /* Between two stages of one rank. */
     tp_status (*copy)(tp_device *device, void *to, const void *from, size_t bytes);
-    /* to[i] += from[i], i < floats; and how many floats of gradients go in one message between two replicas at most, so that neither
-     * its latency nor its room is much, and in all messages that wait to be added at once. NULL, 0: it has no replicas. */
+    /* to[i] += from[i], i < floats: how replicas add up gradients. NULL: the device has no replicas. */
     tp_status (*add)(tp_device *device, float *to, const float *from, int64_t floats);
+    /* Floats of gradients in one message between two replicas, at most (long enough that latency does not matter, short enough to
+     * need little room), and in all messages that wait to be added at once. 0 where add is NULL. */
     int64_t message_floats, waiting_floats;
     /* Returns when the device has done all it was given. NULL where add is. */
     tp_status (*settle)(tp_device *device);
@@ -101,23 +104,23 @@ struct tp_device_ops {
     /* *at: when the device comes to this point, nanoseconds of the host's monotonic clock; written at the latest by
      * collect, until which it must stay where it is. */
     tp_status (*mark)(tp_device *device, int64_t *at);
-    /* Swaps beside the work: what is given between aside_begin and aside_end (marks too) is behind all that was given before it and
-     * behind earlier such copies, and nothing waits for it but what is given after aside_wait of its number, from 0 in each step.
-     * aside_end follows aside_begin whatever happens between. NULL: another thread of the host may make the copies, where it may
-     * read and write the memory (tp_provider.host_memory). */
+    /* Swaps beside the work. Calls between aside_begin and aside_end (marks too) are one copy: it runs after all earlier calls and
+     * after earlier copies, and of later calls only those after aside_wait(number) wait for it. number: of the copy, from 0 in each
+     * step. aside_end follows aside_begin whatever happens between. NULL: a thread of the host makes the copies, where it can read
+     * and write the memory (tp_provider.host_memory). */
     tp_status (*aside_begin)(tp_device *device, int64_t number);
     tp_status (*aside_end)(tp_device *device, int64_t number);
     tp_status (*aside_wait)(tp_device *device, int64_t number);
     /* Wait for all that was given; then every mark is there. ERUNTIME: the device failed meanwhile. */
     tp_status (*collect)(tp_device *device);
-    /* A stretch of instructions that no message and no update interrupts does the same in every training step. Before it:
-     * *replayed 1: the device does all of it by itself, marks included; 0: make its calls, then stretch_end with what came of
-     * them, whatever it was, and if that says *again 1, once more (and stretch_end no more): then nothing of it was done. What
-     * the calls were told must be so in every step. `position` names it. NULL where a device knows no such thing. */
+    /* For CUDA graphs. A stretch of instructions without message or update makes the same calls, with the same arguments, in every
+     * training step. Call stretch_begin before it; `position` identifies the stretch. *replayed 1: the device does all of it by
+     * itself, marks included: make no calls. 0: make them, then call stretch_end with their status, even a failure; if it sets
+     * *again 1, nothing was done: make the calls once more, without another stretch_end. NULL where a device has no graphs. */
     tp_status (*stretch_begin)(tp_device *device, int64_t position, int *replayed);
     tp_status (*stretch_end)(tp_device *device, int64_t position, tp_status done, int *again);
-    /* What works otherwise than it was meant to, and why, for readers of a report; "": nothing. Good until close. NULL: there
-     * never is such a thing. */
+    /* What fell back to something slower, and why, for readers of a report; "": nothing. Valid until close. NULL: nothing ever
+     * does. */
     const char *(*caveat)(const tp_device *device);
 };
 
