@@ -56,3 +56,8 @@ __all__ = [
     "load_checkpoint", "loss_and_grads", "max_batch", "mpi", "plan", "planners", "profile", "runs", "save_checkpoint",
     "schedules", "stdlib_corpus", "train", "zoo",
 ]
+
+
+def __dir__() -> list[str]:
+    """What completion offers: the public names, without the modules that they come from."""
+    return __all__

@@ -30,6 +30,10 @@ from ._core import Comm, ExecutionError, Region
 __all__ = ["Device", "Library", "Versions", "device_count", "devices", "pipeline_on_one_gpu", "versions", "why_not"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @dataclass(frozen=True)
 class Device:
     """One GPU, as the driver describes it."""

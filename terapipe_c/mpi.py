@@ -28,6 +28,10 @@ OUTBOX_BYTES = 256 << 10, 16 << 20  # smallest and largest to one rank
 LAUNCHERS = {"mpirun": "Open MPI's mpirun", "mpiexec": "MPICH's or Intel's mpiexec", "srun": "srun", "torchrun": "torchrun"}
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def why_not() -> str | None:
     """Why messages cannot go over MPI here, or None where they can."""
     try:

@@ -21,6 +21,10 @@ __all__ = ["OPS", "Program", "bpipe", "chimera", "dualpipe_v", "gpipe", "hanayo"
 _GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED, _ZB_H1, _ZB_H2 = range(6)  # tp_schedule of csrc/sched/sched.h
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def _whole(name: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InvalidTypeError(f"{name} is {brief(value)}: an int would be right")

@@ -25,6 +25,10 @@ __all__ = ["ArchitectureSpec", "LayerType", "Tensor", "amoebanet", "get", "names
 _HALF, _PARAM, _OPTIMIZER = 2, 4, 12   # bytes: an activation; weight and gradient; Adam's moments and the master weight
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One operation of a block and what it makes. Over the tensors of a block the sums are the block's own figures."""

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import types
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,11 @@ def test_the_public_face_is_all_there_and_documented() -> None:
             continue  # the builtin that it also is says what it means
         if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
             assert (value.__doc__ or "").strip(), f"tp.{name} has no docstring"
+
+
+@pytest.mark.parametrize("module", [tp, tp.planners, tp.schedules, tp.cuda, tp.mpi, tp.zoo, tp.devices])
+def test_completion_offers_the_public_names_alone(module: types.ModuleType) -> None:
+    assert sorted(dir(module)) == sorted(module.__all__)
 
 
 def test_importing_brings_nothing_heavy() -> None:
