@@ -257,4 +257,4 @@ def modules():
 if __name__ == "__main__":
     # In a folder of its own: an object that is there already is not built again, with a sanitizer or without.
     apart = {"build": {"build_base": f"build/{SANITIZE.replace(',', '-')}"}} if SANITIZE else {}
-    setup(ext_modules=modules(), cmdclass={"build_ext": BuildExt}, options=apart)
+    setup(license="Apache-2.0", ext_modules=modules(), cmdclass={"build_ext": BuildExt}, options=apart)

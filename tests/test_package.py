@@ -43,8 +43,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_sdist_holds_every_source(sdist: Path) -> None:
     shipped = {str(p.relative_to(sdist)) for p in sdist.rglob("*") if p.is_file()}
     wanted = {name for name in tracked() if name.startswith(("csrc/", "cuda/", "terapipe_c/", "tests/"))}
-    wanted |= {"setup.py", "pyproject.toml", "LICENSE", "README.md"}
-    assert wanted - shipped == set()
+    wanted |= {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"}  # the README begins with two commands of make
+    wanted |= set(re.findall(r"\]\(([^):#]+)[^)]*\)", (ROOT / "README.md").read_text()))  # and has links
+    assert wanted - shipped - {"https"} == set()
     assert not [name for name in shipped if name.endswith((".so", ".o", ".pyc"))]
 
 
@@ -94,6 +95,7 @@ def test_metadata() -> None:
     requires = [r for r in found.requires or [] if "extra ==" not in r]
     assert len(requires) == 1 and requires[0].startswith("numpy"), "NumPy is the only run-time dependency"
     assert found.version == tp.__version__
+    assert found.metadata["License"] == "Apache-2.0"  # what `pip show` says
     scripts = {e.name: e.value for e in found.entry_points if e.group == "console_scripts"}
     assert scripts == {"terapipe": "terapipe_c.cli:main"}
 
