@@ -7,11 +7,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ._core import InvalidValueError
-from .config import brief, real
+from .config import brief, html_table, human_bytes, human_rate, real
 
 __all__ = ["DEVICES", "Device", "get", "names"]
 
 DTYPES = ("fp32", "fp16", "bf16")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ class Device:
         move = real("num_bytes", num_bytes, zero=True) / (
             self.memory_bandwidth_Bps * share("bandwidth_efficiency", bandwidth_efficiency))
         return max(compute, move) + real("launch_s", launch_s, zero=True)
+
+    def _repr_html_(self) -> str:
+        return html_table(self.name, [
+            *((dtype, human_rate(peak, "FLOP/s")) for dtype, peak in self.peak_flops.items()),
+            ("memory", f"{human_bytes(self.memory_bytes)}, {human_rate(self.memory_bandwidth_Bps, 'B/s')}"),
+            ("link", human_rate(self.link_bandwidth_Bps, "B/s")), ("source", self.source)])
 
 
 def share(name: str, value: float) -> float:

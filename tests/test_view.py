@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terapipe_c import cli, schedules, view
+from terapipe_c import cli, devices, planners, schedules, view
 from terapipe_c._page import PAGE
 from terapipe_c.config import human_seconds
 from terapipe_c.schedule import Timeline
@@ -325,6 +325,26 @@ def test_program_in_a_notebook():
         and "more</div>" in text
         and text.count("<div") == text.count("</div>")
     )
+
+
+FWD, BWD, TABLE = [1.0, 2.0, 3.0], [2.0, 4.0, 6.0], np.ones((4, 4))
+LAYERS = [{"name": "l", "count": 8, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 1.0,
+           "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 1.0}]}]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shown", "words"), [
+    (lambda: planners.uniform(FWD, BWD, 2, 4), ("2/1 blocks", "45 s a step, 0.00 % above the bound")),
+    (lambda: planners.vpipe(FWD, BWD, 2, 4, memory={"limit_bytes": 1024.0, "static_bytes": [512.0] * 3}), ("1.00 KiB, 512 B",)),
+    (lambda: planners.bmpipe(LAYERS, 2, 4, 1e9), ("<td", "4 4", "60 s, optimal")),
+    (lambda: planners.slice_uneven([TABLE, 2 * TABLE]), ("1 slice", "[3]", "3 s, optimal")),
+    (lambda: planners.parallel_layers(planners.layer_graph(FWD, BWD, 2, 2)), ("on 2 devices", "a sample, optimal")),
+    (lambda: devices.get("h100"), ("989 TFLOP/s", "3.35 TB/s", "datasheet")),
+])  # fmt: skip
+def test_what_planners_answer_is_a_table_in_a_notebook(shown, words):
+    """API.md: everything prints itself usefully, in a notebook too."""
+    text = shown()._repr_html_()
+    ElementTree.fromstring(text)
+    assert text.startswith("<table") and all(word in text for word in words), text
 
 
 def test_units_and_ticks():

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..config import human_seconds
+from ..config import html_table, human_bytes, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, explained, flag, integer, integers, number
 
@@ -87,16 +87,29 @@ class BaselinePlan(Answer):
         """(step - bound) / bound."""
         return 0.0 if self.lower_bound_s <= 0.0 else self.step_time_s / self.lower_bound_s - 1.0
 
-    def __repr__(self) -> str:
+    @property
+    def _blocks(self) -> str:
+        """Of each stage, times its replicas; and how many of them do not keep their activations."""
         sizes = [b - a for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)]
         shape = "/".join(f"{size}" if r == 1 else f"{size}x{r}" for size, r in zip(sizes, self.replicas, strict=True))
-        extras = [f"{int(what.sum())} {name}" for name, what in (("recomputed", self.recompute), ("swapped", self.swap))
+        extras = [f", {int(what.sum())} {name}" for name, what in (("recomputed", self.recompute), ("swapped", self.swap))
                   if what.any()]  # fmt: skip
-        return (
-            f"BaselinePlan({self.planner}: {shape} blocks{', ' if extras else ''}{', '.join(extras)}, "
-            f"{human_seconds(self.step_time_s)} a step, {self.gap * 100:.2f} % above the bound, planned in "
-            f"{human_seconds(self.planning_time_s)})"
-        )
+        return f"{shape} blocks{''.join(extras)}"
+
+    @property
+    def _step(self) -> str:
+        return f"{human_seconds(self.step_time_s)} a step, {self.gap * 100:.2f} % above the bound"
+
+    def __repr__(self) -> str:
+        return f"BaselinePlan({self.planner}: {self._blocks}, {self._step}, planned in {human_seconds(self.planning_time_s)})"
+
+    def _repr_html_(self) -> str:
+        times, peaks = (", ".join(map(show, map(float, values))) for show, values in
+                        ((human_seconds, self.stage_time_s), (human_bytes, self.peak_memory_bytes)))  # fmt: skip
+        return html_table(self.planner, [
+            ("stages", self._blocks), ("a micro-batch on each", times), ("time", self._step),
+            *([("memory of each", peaks)] if self.peak_memory_bytes.any() else []),
+            ("planned in", human_seconds(self.planning_time_s))])  # fmt: skip
 
 
 def _part(memory: Any, key: str) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..config import brief, human_bytes, human_seconds
+from ..config import brief, html_table, human_bytes, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, flag, integer, integers, number, time_limit
 
@@ -61,14 +61,19 @@ class BMPipePlan(Answer):
         total: npt.NDArray[np.int_] = self.assignment.sum(axis=(0, 1))
         return total
 
-    def __repr__(self) -> str:
+    def _facts(self) -> list[tuple[str, str]]:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
-        idle = ", ".join(f"{cause} {human_seconds(seconds)}" for cause, seconds in self.bubbles.items())
-        layers = " | ".join(" ".join(map(str, row)) for row in self.layers.tolist())
-        return (
-            f"BMPipePlan(layers {layers}, step {human_seconds(self.step_time_s)}, {proof}, idle: {idle}, "
-            f"peak {human_bytes(max(self.peak_memory_bytes))}, planned in {human_seconds(self.planning_time_s)})"
-        )
+        return [("layers", " | ".join(" ".join(map(str, row)) for row in self.layers.tolist())),
+                ("step", f"{human_seconds(self.step_time_s)}, {proof}"),
+                ("idle", ", ".join(f"{cause} {human_seconds(seconds)}" for cause, seconds in self.bubbles.items())),
+                ("peak", human_bytes(max(self.peak_memory_bytes))),
+                ("planned in", human_seconds(self.planning_time_s))]  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"BMPipePlan({', '.join(f'{what}: {text}' for what, text in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        return html_table("BMPipe", self._facts())
 
 
 def _number(layer: Mapping[str, Any], key: str, where: str) -> float:

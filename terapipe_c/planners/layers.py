@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _core
 from .._files import loads, no_folder, path_of
-from ..config import brief, human_seconds
+from ..config import brief, html_table, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, flag, integer, number
 
@@ -138,15 +138,24 @@ class LayerPlan(Answer):
         cost = {"F": np.ascontiguousarray(times.repeat(1, axis=1) / 3), "B": np.ascontiguousarray(times * 2 / 3)}
         return float(program.simulate(cost).makespan_s)
 
-    def __repr__(self) -> str:
+    @property
+    def _sample(self) -> str:
         bound = f"bound {human_seconds(self.lower_bound_s)}" if self.lower_bound_s else "heuristic"
-        proof = "optimal" if self.optimal else bound
+        return f"{human_seconds(self.time_per_sample_s)} a sample, {'optimal' if self.optimal else bound}"
+
+    def __repr__(self) -> str:
         shape = ", ".join(f"{len(s.nodes)} nodes {s.data}x{s.tensor}" for s in self.stages[:6])
         more = f", {len(self.stages) - 6} more" if len(self.stages) > 6 else ""
         return (
-            f"LayerPlan({len(self.stages)} stages on {self.devices} devices: {shape}{more}; "
-            f"{human_seconds(self.time_per_sample_s)} a sample, {proof}, planned in {human_seconds(self.planning_time_s)})"
+            f"LayerPlan({len(self.stages)} stages on {self.devices} devices: {shape}{more}; {self._sample}, "
+            f"planned in {human_seconds(self.planning_time_s)})"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [(f"stage {k}", f"{len(s.nodes)} nodes on {s.data} x {s.tensor} devices, {human_seconds(s.time_s)}")
+                for k, s in enumerate(self.stages)]  # fmt: skip
+        return html_table(f"{len(self.stages)} stages on {self.devices} devices",
+                          [("time", self._sample), *rows, ("planned in", human_seconds(self.planning_time_s))])  # fmt: skip
 
 
 _Packed = tuple[tuple[Any, ...], list[LayerVariant]]

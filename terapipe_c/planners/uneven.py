@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..config import brief, counted, human_seconds
+from ..config import brief, counted, html_table, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, integer, listed, number
 
@@ -74,12 +74,21 @@ class UnevenSlicePlan(Answer):
         """(latency - bound) / bound."""
         return 0.0 if self.lower_bound_s <= 0.0 else self.latency_s / self.lower_bound_s - 1.0
 
+    @property
+    def _proof(self) -> str:
+        return "optimal" if self.optimal else f"gap {self.gap * 100:.2g} %"
+
     def __repr__(self) -> str:
-        proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2g} %"
         return (
             f"UnevenSlicePlan({counted(len(self.lengths), 'slice')} {runs(self.lengths)}, {human_seconds(self.latency_s)} on "
-            f"{self.stages} unequal stages, {proof}, planned in {human_seconds(self.planning_time_s)})"
+            f"{self.stages} unequal stages, {self._proof}, planned in {human_seconds(self.planning_time_s)})"
         )
+
+    def _repr_html_(self) -> str:
+        return html_table("Slices for unequal stages", [
+            (counted(len(self.lengths), "slice"), runs(self.lengths)), ("stages", f"{self.stages}"),
+            ("latency", f"{human_seconds(self.latency_s)}, {self._proof}"),
+            ("planned in", human_seconds(self.planning_time_s))])  # fmt: skip
 
 
 def runs(lengths: Sequence[int]) -> str:
