@@ -132,6 +132,10 @@ def _shown(value: Any) -> str:
 def _model(args: argparse.Namespace) -> Any:
     import terapipe_c as tp
 
+    from .config import whole
+
+    if args.seq_len is not None:  # by its own name, before it is a block size
+        whole("seq_len", args.seq_len)
     given = {name: getattr(args, name) for name in (*MODEL_DEFAULTS, "block_size") if getattr(args, name) is not None}
     given |= ({"bias": False} if args.no_bias else {}) | ({"tie_weights": False} if args.untied else {})
     if args.preset:

@@ -68,10 +68,12 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
 
 
 def _check_new(folder: Path | None) -> None:
-    if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise FileExistsError(17, "a file is there: the name of a new folder would be right", str(folder))
+    if folder is not None and folder.exists() and any(folder.iterdir()):
         try:
             find_checkpoint(folder)
-            right = "another one, or resume=True, would be right"
+            right = "another one, or resume=True (terapipe resume), would be right"
         except (OSError, ValueError):
             right = "another one would be right (it has no checkpoint to resume from)"
         raise FileExistsError(17, f"this run folder exists already: {right}", str(folder))
@@ -166,7 +168,7 @@ def check_executable(plan: Any, reproducible: bool = True) -> None:
     """InvalidValueError if this engine cannot run the plan (not reproducible: cannot run it at all), saying what of it."""
     why = getattr(plan, "why_not_executable" if reproducible else "why_not_at_all", "")
     if why:
-        raise _core.InvalidValueError(f"this plan cannot be run: {why}; tp.plan(..., executable=True) plans what it does")
+        raise _core.InvalidValueError(f"this plan cannot be run as it is: {why}; tp.plan(..., executable=True) plans only what can")
 
 
 def _describe(plan: Any) -> dict[str, Any]:

@@ -340,8 +340,8 @@ def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str
         raise InvalidValueError(f"schedule is {schedule}: planner bmpipe plans chunks that go round the ranks; interleaved would "
                                 "be right")
     if planner not in several and (chunks > 1 or schedule == "interleaved"):
-        raise InvalidValueError(f"chunks is {chunks}: planner {planner} plans one stage a rank; planner "
-                                f"{', '.join(several)} would be right")
+        asked = f"schedule is {schedule}, with chunks" if schedule in SEVERAL else f"chunks is {chunks}"
+        raise InvalidValueError(f"{asked}: planner {planner} plans one stage a rank; planner {', '.join(several)} would be right")
     if schedule == "auto" and chunks == 1:
         return (AUTO if planner in SEARCHING else ("1f1b",)), 1
     return ((schedule,) if schedule != "auto" or chunks == 1 else ("interleaved",)), chunks

@@ -95,7 +95,7 @@ def _arguments(plan: Any, data: Any, steps: int, backend: str, options: Mapping[
     known = [name for name in signature.parameters if name not in ("plan", "data", "steps", "processes", "progress", "backend")]
     wrong = [name for name in options if name not in known]
     if wrong:
-        raise _core.InvalidTypeError(f"train has no argument {wrong[0]!r}: plan, data, steps, backend, launcher, meeting_s, "
+        raise _core.InvalidTypeError(f"train has no argument {wrong[0]!r}: plan, data, steps, backend, launcher, comm, meeting_s, "
                                      f"progress, {', '.join(known)} would be right")
     bound = signature.bind(plan, data, steps, backend=backend, **options)
     bound.apply_defaults()

@@ -91,6 +91,13 @@ def test_bad_arguments_exit_2(capsys, argv):
     assert len(err.splitlines()) == 2 and err.splitlines()[1].startswith(f"terapipe{' plan' if argv[:1] == ['plan'] else ''}")
 
 
+@pytest.mark.parametrize("command", ["plan", "profile"])
+def test_a_length_is_refused_by_its_own_name(capsys, command):
+    """Not as the block size that a model without one gets from it."""
+    code, _, err = run(capsys, command, "--seq-len", "0")
+    assert code == 2 and "seq_len is 0: at least 1 would be right" in err
+
+
 @pytest.mark.parametrize(
     "argv",
     ["plan --out", "plan --costs", "plan --preset", "plan --device", "plan --swap-folder", "profile --out", "compare --svg",

@@ -245,7 +245,7 @@ def test_a_limit_is_kept_by_choosing_another_plan():
     ({"data_parallel": 2, "executable": True}, "one replica"), ({"data_parallel": 9, "batch": 9}, "8 devices"),
     ({"data_parallel": 2, "stages": 5}, "stages is 5 and data_parallel 2.*8 devices"), ({"tensor_parallel": 4}, "tensor_parallel"),
     ({"executable": "yes"}, "executable is 'yes'"), ({"time_limit_s": -1.0}, "time_limit_s"),
-    ({"planner": "dapple", "schedule": "interleaved"}, "one stage a rank"),
+    ({"planner": "dapple", "schedule": "zb-v"}, "schedule is zb-v, with chunks: planner dapple plans one stage a rank"),
     ({"partition": [(0, 4), (5, 8)]}, r"partition\[1\]"), ({"partition": [(0, 4), (4, 7)]}, "ends at block 7"),
     ({"partition": [(0, 8)]}, "partition has 1"), ({"partition": [(0, 0), (0, 8)]}, r"partition\[0\]"),
     ({"memory_bytes": -5}, "memory_bytes"), ({"memory_bytes": float("nan")}, "memory_bytes"),

@@ -323,8 +323,10 @@ def test_a_folder_without_a_checkpoint_is_not_one_to_resume(tmp_path):
     with pytest.raises(FileExistsError, match="another one would be right .it has no checkpoint to resume from"):
         start(2, processes=False, out=tmp_path / "a")
     start(1, processes=False, out=tmp_path / "b").wait()
-    with pytest.raises(FileExistsError, match="another one, or resume=True, would be right"):
+    with pytest.raises(FileExistsError, match=r"another one, or resume=True \(terapipe resume\), would be right"):
         start(2, processes=False, out=tmp_path / "b")
+    with pytest.raises(FileExistsError, match="a file is there: the name of a new folder would be right"):
+        start(2, processes=False, out=tmp_path / "b" / "plan.json")
 
 
 def test_a_run_that_was_copied_with_its_links_followed_is_not_resumed_in_vain(tmp_path):

@@ -1,6 +1,8 @@
 """tp.train: ranks that another launcher started, here by this test in that launcher's words."""
+import inspect
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -454,8 +456,10 @@ def test_what_is_missing_is_said(environment, words):
 
 def test_arguments_are_checked(plans):
     plan = tp.Plan.load(plans[1][1])
-    with pytest.raises(TypeError, match="no argument 'processes'"):
+    with pytest.raises(TypeError, match="no argument 'processes'") as refusal:
         tp.train(plan, plans[2], 1, processes=True)
+    own = {name for name, given in inspect.signature(tp.train).parameters.items() if given.kind is not given.VAR_KEYWORD}
+    assert own <= set(re.findall(r"\w+", str(refusal.value))), refusal.value
     with pytest.raises(ValueError, match="launcher is 'pigeon'"):
         tp.train(plan, plans[2], 1, launcher="pigeon")
     with pytest.raises(TypeError, match="plan is str"):
