@@ -309,8 +309,10 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint into run folder `path` from one process; gives its step folder.
 
-    optimizer: {"exp_avg": {name: array}, "exp_avg_sq": {name: array}}, or None. step: steps done. keep: complete checkpoints
-    that stay in `path`, this one among them; older ones are removed.
+    model: a GPTConfig. params: {name: float32 array}, all of the model's, as of `init_params`. optimizer: {"exp_avg": {name:
+    array}, "exp_avg_sq": {name: array}}, or None. step: steps done. seed, data_state, hyper: what a run that resumes goes on
+    with, as in a `Checkpoint`; the last two are plain JSON. keep: complete checkpoints that stay in `path`, this one among them;
+    older ones are removed.
     """
     path, seed = path_of("path", path), whole("seed", seed, 0, 2**64 - 1)
     for what, value in (("data_state", data_state), ("hyper", hyper), ("optimizer", optimizer)):
@@ -408,9 +410,10 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
 
 
 def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True) -> Checkpoint:
-    """Read a checkpoint: a run folder (its newest), a step folder, or `latest`.
+    """Read the checkpoint at path: a run folder (its newest), a step folder, or `latest`.
 
     names: only these parameters (a rank reads only its own); every tensor that is read is checked against its checksum.
+    optimizer: False leaves AdamW's moments out.
 
     Raises:
         FileNotFoundError: no checkpoint there.

@@ -197,6 +197,7 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
     """Plan one request by every planner, on the same costs, judged by the same simulator.
 
     Args:
+        model, cluster, batch, seq_len, costs: as in :func:`tp.plan`.
         planners: names of ``tp.plan(planner=...)``; None: all of them.
         progress: as in :func:`tp.plan`, of all of them.
         request: any other argument of :func:`tp.plan`: schedule, stages, memory_bytes, slicing, ...

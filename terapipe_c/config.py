@@ -389,7 +389,7 @@ class Cluster:
 
     @classmethod
     def local(cls, num_devices: int | None = None, *, swap_folder: str | os.PathLike[str] | None = None) -> Cluster:
-        """This machine: one device per core that this process may use, each with an equal share of the memory.
+        """This machine: num_devices devices (None: one per core that this process may use), each with an equal share of the memory.
 
         swap_folder: plans may swap; host_bandwidth_Bps is what all devices at once measure for files in this folder, each
         copying 128 MiB out and in, six times. Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
@@ -415,7 +415,8 @@ class Cluster:
         """``num_devices`` of a published device (``tp.devices.names()``) in one node; with ``devices_per_node`` in nodes, joined by
         ``link_bandwidth_Bps`` (and ``link_latency_s``), within which is the sheet's link.
 
-        ``efficiency`` and ``bandwidth_efficiency``, the shares of the sheet's peaks that kernels reach, are assumptions.
+        ``dtype``: whose peak FLOPs, "fp32", "fp16" or "bf16". ``efficiency`` and ``bandwidth_efficiency``, the shares of the
+        sheet's peaks that kernels reach, are assumptions.
         ``changes`` replace single fields. Plans count a CPU's bytes in float32 unless they are told ``backend="cuda"``.
         """
         from .devices import get, share

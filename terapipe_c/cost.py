@@ -176,11 +176,11 @@ class CostModel:
     @classmethod
     def from_table(cls, fwd: ArrayLike, bwd: ArrayLike, granularity: int = 8, *, model: GPTConfig | None = None,
                    latency_s: float = 0.0, byte_s: float = 0.0) -> CostModel:
-        """A layer's times as tables: ``fwd[s, c]`` seconds for ``s * granularity`` slice tokens after ``c * granularity``.
+        """A layer's times as tables: ``fwd[s, c]``, ``bwd`` seconds for ``s * granularity`` slice tokens after ``c * granularity``.
 
         float64 [n+1, n+1]; entries with s = 0 or s + c > n are not read. Attention and FFN take half of a layer each, I
         and W half of a backward each; embedding and head cost nothing. b sequences cost b times one. Between the points
-        of the table: linear on triangles.
+        of the table: linear on triangles. model: what was measured, if known. latency_s, byte_s: as of a CostModel.
         """
         tables = []
         for name, table in (("fwd", fwd), ("bwd", bwd)):
@@ -211,7 +211,7 @@ class CostModel:
 
         t(S, 0) goes through the samples with C = 0; the others give a0..a3 by least relative squares, a2 and a3 from 0 on.
         A sum does not say how it divides: F, I and W get a third each, attention all that depends on the context and
-        half of the rest.
+        half of the rest. model: what was measured, if known. latency_s, byte_s: as of a CostModel.
         """
         array = merged(samples, 3, "samples")
         array = np.column_stack([array[:, 0], array])          # rows = S: one sequence
@@ -243,7 +243,7 @@ class CostModel:
                 taken for noise.
             head_update_s: what the head adds to its stage's update.
             comm: ``{"latency_s": ..., "byte_s": ...}`` or [(bytes, seconds), ...], time on the link.
-            copy_byte_s, lent_byte_s, head_pass: as of a CostModel.
+            copy_byte_s, lent_byte_s, head_pass, model, seq_len, micro_batch, backend, dtype, device: as of a CostModel.
             overhead_s: fixed seconds of an instruction that the samples do not hold.
         """
         if not isinstance(samples, Mapping) or not all(isinstance(phases, Mapping) for phases in samples.values()):
@@ -298,7 +298,7 @@ class CostModel:
         return float(total[0]) if shape == () else total.reshape(shape)
 
     def time(self, S: ArrayLike, C: ArrayLike = 0, phase: str = "both", batch: ArrayLike = 1) -> Any:
-        """Seconds of ONE LAYER (attention + FFN) for S tokens after C; phase "fwd", "bwd" (both gradients) or "both"."""
+        """Seconds of ONE LAYER (attention + FFN) for S tokens after C of batch sequences; phase fwd, bwd (both gradients), both."""
         return self.block_seconds("attention", phase, S, C, batch) + self.block_seconds("ffn", phase, S, C, batch)
 
     def _within_table(self, tokens: float) -> None:
@@ -333,7 +333,8 @@ class CostModel:
         return {"G0": G0, "G1": G1, "a2": a2, "a3": a3}
 
     def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both", batch: int = 1) -> dict[str, Any]:
-        """One layer for ``tp.planners.slice_tokens``, in units of ``granularity`` tokens.
+        """One layer for ``tp.planners.slice_tokens``: slices of ``batch`` sequences of seq_len tokens, in units of ``granularity``
+        tokens; phase as of :meth:`time`.
 
         ``{"G0": float64 [L + 1], "G1": float64 [L + 1], "a2", "a3"}`` with cost of i units after j: G0[i] if j = 0, else
         G1[i] + a2 j + a3 i j; or ``{"table": float64 [L + 1, L + 1]}``, t[s, c]. Seconds.

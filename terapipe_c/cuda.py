@@ -102,7 +102,8 @@ def versions() -> Versions:
 
 
 def pipeline_on_one_gpu(region: Region, device: int = 0, timeout_s: float = 0.0) -> tuple[list[Any], list[Comm]]:
-    """Equal parts of one GPU (green contexts; `part` of an engine) and a communicator for each rank of the region."""
+    """Equal parts of one GPU (green contexts; `part` of an engine) and a communicator for each rank of the region. device: the
+    GPU's number; timeout_s: a rank that waits longer for another fails, 0: it waits for ever."""
     from .device_comm import pipeline_on_one_gpu
 
     return pipeline_on_one_gpu(region, device, timeout_s)

@@ -268,7 +268,8 @@ def _initial(model: Any, seed: int, names: Any, comm: _core.Comm | None = None) 
 
 
 def init_params(model: GPTConfig, seed: int = 0) -> dict[str, Float32]:
-    """{name: float32 array}: what `launch(..., seed=seed)` starts from. Names and shapes of Hugging Face's GPT2LMHeadModel.
+    """{name: float32 array}: what `launch(..., seed=seed)` of this model starts from. Names and shapes of Hugging Face's
+    GPT2LMHeadModel.
 
     Normal 0.02, residual projections 0.02 / sqrt(2 n_layer), biases 0, LayerNorm weights 1; Philox keyed by (seed, name,
     index), so a value does not depend on the partition (Radford et al. 2019; Salmon et al. 2011).
@@ -310,6 +311,7 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
                    threads: int = 1, backend: str = "cpu", dtype: str | None = None) -> tuple[float, dict[str, Float32]]:
     """(mean loss, {name: gradient}) of tokens [batch, T + 1] by the real stages and engine, one thread per stage.
 
+    model: a GPTConfig; params: {name: float32 array}, as of `init_params`. threads: that share the kernels of each stage.
     slicing: None (each sequence whole), slice lengths of every sequence, an int (so many equal slices), or the paper's
     notation [(sequences, [lengths]), ...]. Loss and gradients are the same bits for every slicing and every `stages`; with
     backend "cuda" (all stages on the first GPU; dtype "bf16", or "float32") for every slicing of the same micro-batches.

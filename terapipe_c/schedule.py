@@ -341,12 +341,12 @@ class Timeline:
                        program: Program | None = None) -> Timeline:
         """The timeline of measured intervals.
 
-        intervals: a structured array with the fields of schedule.INTERVAL (op as a code or a name), or rows
-        ``(rank, op, stage, micro, slice, start_s, end_s)``; messages (SF, RF, ...) may be among them. Times are shifted so
-        that the first interval starts at 0. The causes of idle time are those of the same instructions simulated with
-        the measured durations; what the ranks idled beyond that is ``comm``. program: what they ran, or each replica of so many
-        ranks did; None, or where the intervals are not all of it: as the times say, which do not tell of swaps beside the work
-        when they were begun and from how many places.
+        intervals: a structured array with the fields of schedule.INTERVAL (op as a code or a name), or rows ``(rank, op, stage,
+        micro, slice, start_s, end_s)``; messages (SF, RF, ...) may be among them. Times are shifted so that the first interval
+        starts at 0. ranks, makespan_s: None: as the intervals say. The causes of idle time are those of the same instructions
+        simulated with the measured durations; what the ranks idled beyond that is ``comm``. program: what they ran, or each
+        replica of so many ranks did; None, or where the intervals are not all of it: as the times say, which do not tell of
+        swaps beside the work when they were begun and from how many places.
         """
         from .replay import causes
 

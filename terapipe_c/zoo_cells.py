@@ -88,7 +88,8 @@ def amoebanet(device: Device | str, *, cells: int = 18, channels: int = 152, ima
               micro_batch: int = 1, **roofline: Any) -> Nodes:
     """``cells`` normal cells in three groups, ``channels`` in the first (twice, four times that later), as Nodes with edges.
 
-    Half precision and 16 bytes a parameter, as the rest of the zoo; ``roofline``: what ``Device.seconds`` takes."""
+    ``micro_batch`` square images of ``image`` pixels a side, in ``classes`` classes, on one ``device``. Half precision and 16
+    bytes a parameter, as the rest of the zoo; ``roofline``: what ``Device.seconds`` takes."""
     machine = device_of(device)
     graph = _Graph(machine, whole("micro_batch", micro_batch), roofline)
     side, c = whole("image", image, 32) // 8, whole("channels", channels, 4)

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import inspect
+import operator
 import os
 import re
 import shutil
@@ -113,6 +114,16 @@ def test_the_public_face_is_all_there_and_documented() -> None:
 @pytest.mark.parametrize("module", [tp, tp.planners, tp.schedules, tp.cuda, tp.mpi, tp.zoo, tp.devices])
 def test_completion_offers_the_public_names_alone(module: types.ModuleType) -> None:
     assert sorted(dir(module)) == sorted(module.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in tp.__all__ if inspect.isfunction(getattr(tp, name))] + [
+    "CostModel.from_table", "CostModel.from_samples", "CostModel.from_measurements", "CostModel.time", "Cluster.local",
+    "Cluster.preset", "Timeline.from_intervals", "planners.slice_tokens", "planners.slice_batch_and_tokens", "planners.balance",
+    "planners.autopipe", "planners.uniform", "planners.dawnpiper", "planners.bmpipe", "planners.layer_graph"])  # fmt: skip
+def test_help_names_every_argument(name: str) -> None:
+    function = operator.attrgetter(name)(tp)
+    told = set(re.findall(r"\w+", inspect.getdoc(function) or ""))
+    assert set(inspect.signature(function).parameters) - told - {"self"} == set()
 
 
 def test_importing_brings_nothing_heavy() -> None:

@@ -165,6 +165,7 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
         model: a GPTConfig (with costs, seq_len, cluster as in its ``nodes``), or nodes of a micro-batch of ONE sample, whose
             times, activations, cuts and working room grow in proportion. Where everything may be recomputed it is the
             working room that ends it; nodes without working_bytes get their activation_bytes.
+        stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, mode, link_bandwidth_Bps: as of ``dawnpiper``.
         planner: "dawnpiper" (exact), "dawnpiper_binary", or a fixed partition: "uniform" (equal numbers of blocks),
             "compute" (equal times), "memory" (DawnPiper's Alg. 2); or a function with dawnpiper's arguments, of which the
             nodes come first.

@@ -170,9 +170,9 @@ def dawnpiper(
 
     nodes: :class:`Nodes`, or a dict of float64 [n] arrays fwd_s, bwd_s, recompute_s, activation_bytes, param_bytes,
     optimizer_bytes and, if wanted, cut_bytes, cut_tensors, working_bytes. memory_bytes: of one stage (infinite: all fits).
-    Stage x (from 0) holds min(micro_batches, stages - x) copies of its activations under 1f1b, micro_batches under gpipe,
-    stages - x (and as many versions of its weights) under pipedream; micro_batches None: as many as stages. in_flight: [stages]
-    copies of another order, no stage more than the one before it.
+    schedule: "1f1b", "gpipe" or "pipedream". Stage x (from 0) holds min(micro_batches, stages - x) copies of its activations
+    under 1f1b, micro_batches under gpipe, stages - x (and as many versions of its weights) under pipedream; micro_batches None:
+    as many as stages. in_flight: [stages] copies of another order, no stage more than the one before it.
 
     A stage recomputes whole tensors and swaps any bytes of others; swaps of up to swap_bandwidth_Bps times the stage's time
     are free, out and in apart. With link_bandwidth_Bps a cut costs a period of its own, cut_bytes / link_bandwidth_Bps.

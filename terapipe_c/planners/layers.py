@@ -45,6 +45,8 @@ class LayerVariant:
 
 @dataclass(frozen=True)
 class LayerNode:
+    """A layer, in each of the ways that it may run."""
+
     id: int
     variants: Mapping[int, Sequence[LayerVariant]]
     """By tensor degree: devices a replica."""
@@ -53,6 +55,8 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerEdge:
+    """What one node sends another, by their ids, a micro-batch."""
+
     source: int
     target: int
     bytes: float = 0.0
@@ -82,6 +86,8 @@ class LayerGraph:
 
 @dataclass(frozen=True, eq=False)
 class LayerStage(Answer):
+    """Nodes that run together, and on what."""
+
     nodes: list[int]
     """Ids, in the graph's order."""
     data: int
@@ -371,9 +377,10 @@ def layer_graph(
     Piper counts a cut twice each way. memory["in_flight"]: every stage holds that many micro-batches, in an order that is not
     1F1B's.
 
-    fwd, bwd: [n] seconds of each block and micro-batch; param_bytes: [n] that replicas exchange; memory: limit_bytes of a
-    device, and [n] static_bytes, activation_bytes (of each micro-batch in flight), recompute_s. InvalidValueError or
-    InvalidTypeError name the argument, its index and value."""
+    fwd, bwd: [n] seconds of each block and micro-batch; devices: at most so many are used; micro_batches: of a step;
+    param_bytes: [n] that replicas exchange, at bandwidth_Bps bytes a second; memory: limit_bytes of a device, and [n]
+    static_bytes, activation_bytes (of each micro-batch in flight), recompute_s. InvalidValueError or InvalidTypeError name the
+    argument, its index and value."""
     forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
     n = len(forward)
     if len(backward) != n:

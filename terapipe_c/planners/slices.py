@@ -287,7 +287,8 @@ def slice_tokens(
     t_i + x_i.
 
     gap: end the search when the plan is proven within this fraction of the optimum (one more dynamic programme for each
-    better plan); for sequences too long to solve. isa is for tests (0: the best this machine has).
+    better plan); for sequences too long to solve. time_limit_s: the best plan by then, with its bound (None: no limit). isa is
+    for tests (0: the best this machine has).
 
     InvalidValueError or InvalidTypeError name the argument, the cell and its value; InfeasibleError the slice that max_slice or
     memory rules out. Source: TeraPipe (Li et al., ICML 2021), its objective; the search is ours (csrc/plan/slice.c).
@@ -385,7 +386,7 @@ def slice_batch_and_tokens(
     max_in_flight: no more sequences are in the pipeline at once (their activations are kept until the backward pass): it is
     then filled and emptied several times, ``flushes``, whose latencies add up; the best split is exact too.
 
-    Errors as of :func:`slice_tokens`. Source: TeraPipe (Li et al., ICML 2021), its objective put right.
+    time_limit_s, isa and errors as of :func:`slice_tokens`. Source: TeraPipe (Li et al., ICML 2021), its objective put right.
     """
     sequences, count = integer(batch, "batch"), integer(stages, "stages")
     if sequences < 1:
@@ -438,7 +439,8 @@ def slice_bound(
 ) -> float:
     """A proven lower bound, in seconds, on the latency of every slicing, in one dynamic programme: a certificate for
     instances too large to solve. ``lengths``: any slicing (the better, the tighter), in units of the table or tokens.
-    Never above that slicing's own latency. t, stages, seq_len, granularity, max_slice and errors as of :func:`slice_tokens`.
+    Never above that slicing's own latency. t, stages, seq_len, granularity, max_slice, isa and errors as of
+    :func:`slice_tokens`.
     """
     unit = _unit(t, "slice_cost", seq_len, granularity)
     cost = array(t, "t") if unit is None else _from_dict(t.slice_cost(*unit, "both"))  # type: ignore[union-attr]
