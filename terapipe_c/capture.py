@@ -151,8 +151,8 @@ class _Book:
         return self.twins.setdefault(id(value), (value, value.detach()))[1]
 
     def sources(self, node: int, values: list[tuple[int | None, Any]]) -> dict[int, float]:
-        """Bytes that `node` reads of each node. values: (the node that made it, or None, and it) of all that it reads. What was
-        written to in place since, by whatever view of it, comes from who wrote."""
+        """Bytes that `node` reads of each other node. values: (the node that made a value, or None, and the value) for all that it
+        reads. What has been written to in place since, through whatever view, counts as the writer's."""
         found: dict[int, float] = {}
         for made_by, value in values:
             sizes: dict[int, float] = {}

@@ -91,8 +91,8 @@ class Progress:
 
 
 class Beside:
-    """A progress that a thread shows, for who must not wait for a terminal that halts: what it says meanwhile is left out. As a
-    context: behind it all is shown, or, where an exception leaves it, will be. progress: None: nothing is."""
+    """A Progress shown by a thread of its own, for callers that must not wait for a terminal: what comes while that halts is left
+    out. A context manager: behind it everything is shown, or, where an exception leaves it, will be. progress None: nothing is."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self._changed = progress, threading.Condition()

@@ -189,7 +189,7 @@ drive(mpi_comm *c, transfer *t)
 
 /* ---- the thread ------------------------------------------------------------------------------------------- */
 
-/* How long the next look may wait, ns. Errors are heard by who waits for it. */
+/* Gives how long the next look may wait, ns. Errors are reported by the call that waits for the message. */
 static int64_t
 look_in_passing(mpi_comm *c)
 {

@@ -1,3 +1,4 @@
+/* What all communicators check, and the words of their errors: one place, so that they say the same (region.h). */
 #include "csrc/comm/region.h"
 
 #include <stdlib.h>

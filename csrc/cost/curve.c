@@ -1,3 +1,4 @@
+/* One curve: its check, its seconds, and the planners' tables of a weighted sum of curves (cost.h). */
 #include "csrc/cost/cost.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+/* Curves into seconds of instructions: F, I and W of each unit on each stage, and R (cost.h). */
 #include "csrc/cost/cost.h"
 
 #include <string.h>

@@ -1,9 +1,10 @@
-/* Are there stages within a limit of memory, where layers are alike and each rank holds of as many stages, one in every row of them
- * (chunks in turn, or that turn back)? Exactly, in polynomial time for so many rows: what a stage takes depends on how many blocks it
- * has and on the kind of the first, so that stages know of those before them only whether these ended within a layer. Of each rank the
- * most blocks that fit it are counted for all that its stages may begin and end with (min-plus knapsack), and rank after rank these are
- * joined by that (max-plus product of matrices). A stage takes no less with a block more, so that fewer blocks fit, too: there are
- * stages for every number between the fewest and the most of one way; where these are of two the answer may be TP_UNKNOWN. */
+/* Decides exactly whether a partition fits a limit of memory where layers are alike and each rank has one stage in every row of
+ * stages (chunks in turn, or that turn back); in polynomial time for a given number of rows. What a stage takes depends on how many
+ * blocks it has and on the kind of the first, so that neighbours need only know whether the boundary between them cuts a layer: a
+ * mask has that for all rows. For each rank: the most blocks that fit, by the mask that its stages begin with and the one that they
+ * end with (min-plus knapsack); rank after rank is joined by masks (max-plus product of matrices). A stage takes no less with one
+ * more block, so fewer blocks fit too: for one choice of masks every number between the fewest and the most is possible. Where it
+ * would take two choices, the answer may be TP_UNKNOWN. */
 #include "csrc/engine/internal.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-/* Stages within a limit of memory, by the engine's own count of its bytes: a stage takes no less with a block more at either end, so
- * that stages filled one after another, each as far as it may go, reach the end if any do. Where a rank holds of several, they are filled
- * as if all of those were alike, or not at all, then blocks go from one to another (shift.c), and where that finds none it is asked
- * whether there are any (pairs.c, exact.c). */
+/* A partition within a limit of memory, by the engine's own count of its bytes. A stage takes no less with one more block at either
+ * end: so stages that are filled one after another, each as far as the limit allows, reach the last block if any partition does.
+ * Where a rank has several stages they are filled as if all of these were alike, or without the limit; then blocks move from stage
+ * to stage (shift.c); and if that finds no partition, pairs.c and exact.c decide whether there is one. */
 #include "csrc/engine/internal.h"
 
 #include <math.h>
@@ -31,7 +31,7 @@ typedef struct {
     int blocks, stages, several; /* several: a rank has more than one of them, or guests, and sizes are remembered */
 } cutter;
 
-/* Of its rank, as if all stages of that were like this one. */
+/* Bytes of the stage's rank, as if all its stages were like this one. */
 static int64_t
 bytes_alike(cutter *x, int stage, int from, int to)
 {
@@ -43,14 +43,15 @@ bytes_alike(cutter *x, int stage, int from, int to)
     return bytes;
 }
 
-/* Nothing does once the thread is told to stop: then no search goes on. */
+/* 0 for everything once the thread is told to stop, which ends every search. */
 static int
 fits(cutter *x, int stage, int from, int to)
 {
     return !tp_deadline_told() && (x->limit == INT64_MAX || bytes_alike(x, stage, from, to) <= x->limit);
 }
 
-/* At most what leaves a block for each later stage; `from` itself where one block is too much. */
+/* The last end within the limit of a stage that begins at `from`, with a block left for each later stage; `from` itself where even
+ * one block is too much. */
 static int
 reach_of(cutter *x, int stage, int from)
 {
@@ -69,7 +70,7 @@ reach_of(cutter *x, int stage, int from)
     return low;
 }
 
-/* The last end of a stage from there that is no longer than `most`. */
+/* The last end within the limit of a stage that begins at `from` and takes at most `most` seconds. */
 static int
 end_of(cutter *x, int stage, int from, double most)
 {
@@ -93,9 +94,9 @@ longest_of(const cutter *x)
     return longest;
 }
 
-/* Every stage as long as may be, none longer than `most`; the seconds of the longest, or -1 where that does not reach the end. Where
- * the block that follows is too much for the next stage even alone, it may be none for a later one, which holds fewer micro-batches:
- * the stage before leaves its last block to come between. */
+/* Fill the stages one after another, each as far as the limit and `most` seconds allow. Gives the seconds of the longest, -1 where
+ * they do not reach the last block. A block may be too much for stage k even alone and fit a later stage, which holds fewer
+ * micro-batches: then the stage before k gives up its last block to k, so that the other one comes later. */
 static double
 fill(cutter *x, double most)
 {

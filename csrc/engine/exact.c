@@ -1,8 +1,8 @@
-/* Are there stages within a limit of memory, where a rank holds of several of them? Depth first over the stages in order, leaving out
- * what a bound says leads nowhere: of the blocks that are still to be cut a rank takes no less than the partition of them that is
- * least for it alone, nor do all ranks together, each weighted, less than the one that is least for their sum (Lagrangian relaxation of
- * the ranks' limits; the weights by multiplicative updates: Arora, Hazan and Kale 2012). Each bound is a shortest path through the
- * blocks, by stages that fit their ranks by themselves. tests/test_lean.py holds the answers against all partitions there are. */
+/* Decides whether a partition fits a limit of memory where ranks have several stages: depth first over the stages in order, leaving
+ * out what a bound excludes. Two bounds on what the ranks take of the blocks that are still to be cut, over all partitions of
+ * these: the least of each rank alone; and the least weighted sum over all ranks (Lagrangian relaxation of their limits; weights by
+ * multiplicative updates: Arora, Hazan and Kale 2012). Each is a shortest path through the blocks, over stages that fit their ranks
+ * by themselves. tests/test_lean.py holds the answers against all partitions there are. */
 #include "csrc/engine/internal.h"
 
 #include <math.h>
@@ -20,11 +20,11 @@
 #define MOST_SUMS ((int64_t)1 << 27)
 #define MOST_CELLS ((size_t)1 << 25) /* of all bounds: 256 MiB */
 
-/* Ranks by weights: what is left of their limits, and the least that blocks from one on take of them, cut into stages from one on. */
+/* A weighted sum of the ranks' limits and of what stages take of them. */
 typedef struct {
     int32_t *weight; /* [ranks] */
-    int64_t *rest;   /* [parts + 1][blocks + 1]; NEVER: they do not reach the end */
-    int64_t room;
+    int64_t *rest;   /* [parts + 1][blocks + 1] the least sum of stages [part, parts) on blocks [from, blocks); NEVER: none fit */
+    int64_t room;    /* the sum of what is left of the limits */
 } relaxation;
 
 typedef struct {
@@ -68,7 +68,7 @@ is_too_much(const prover *x)
     return x->work > x->most || tp_deadline_late();
 }
 
-/* The last block where a part may begin, the first being of its own number: a block is left for each part after it, and before. */
+/* The last block where a part may begin, so that one is left for it and for each part behind it; the first is block `part`. */
 static int
 last_of(const prover *x, int part)
 {
@@ -198,8 +198,8 @@ share_anew(prover *x, int round)
         x->share[r] /= sum;
 }
 
-/* Weights by which all ranks together have too little room for any partition (NO), or for as many as may be. YES: a partition that
- * is shortest by some of them fits. */
+/* Look for weights under which the ranks have too little room for any partition (TP_NO), or else exclude as many as they can.
+ * TP_YES: a partition that is least under some weights fits. */
 static tp_answer
 look_for_weights(prover *x, double *best)
 {

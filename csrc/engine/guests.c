@@ -112,7 +112,8 @@ tp_engine_check_guests_way(const tp_engine *engine)
                    "through the host, would be right", comm->ops->name);
 }
 
-/* Who must wait for `evicted`, an SE: the first instruction behind it that brings something into its slot; -1: nobody, or RL. */
+/* The instruction that must wait until `evicted`, an SE, has left: the first behind it that writes into its slot; -1: none, or RL,
+ * for which the communicator waits. */
 static int64_t
 next_writer(const tp_engine *engine, int64_t evicted)
 {

@@ -319,7 +319,7 @@ tp_engine_stage_comm(tp_comm *inner, tp_device *device, tp_comm **out);
 TP_MUST_USE tp_status
 tp_engine_reserve_posted(const tp_engine *engine);
 
-/* Wait until instruction i may run: for what it reads, and for who reads what it writes over. */
+/* Wait until instruction i may run: what it reads has come, and what it overwrites has been read. */
 TP_MUST_USE tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i);
 /* Where the message of an SF, RF, SB or RB lies, and its bytes. */

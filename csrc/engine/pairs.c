@@ -1,8 +1,8 @@
-/* Are there stages within a limit of memory, where no rank holds of more than two stages and these come in pairs: stage k with
- * parts - 1 - k (two chunks that turn back, two copies of the model, guests of a peer) or with k + parts / 2 (two chunks in turn)?
- * Exactly, in polynomial time: pair after pair takes blocks from two places, and all that matters of those before is which two, and
- * how slow the slowest was. A pair takes no less with a block more, so that from two places the ends that fit are those up to a
- * falling line. */
+/* Decides exactly, in polynomial time, whether a partition fits a limit of memory where stages share their rank in pairs: stage k
+ * with parts - 1 - k (two chunks that turn back, two copies of the model, guests of a peer) or with k + parts / 2 (two chunks in
+ * turn). A dynamic programme over the pairs: each pair takes blocks at two places of the model, and of the pairs before it matters
+ * only which two places these are, and how slow the slowest pair is. A pair takes no less with one more block, so that for given
+ * places the ends that fit lie below a falling staircase. */
 #include "csrc/engine/internal.h"
 
 #include <math.h>

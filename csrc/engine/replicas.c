@@ -132,8 +132,8 @@ sum_stage(tp_engine *engine, int stage)
     return TP_OK;
 }
 
-/* The simulator lets the first OPT begin when all ranks have come to it, and so do we: not the host, which may be far ahead of its
- * device, but that. */
+/* As in the simulator, the first OPT begins when all ranks have come to it: their devices, that is, which settle before, as a host
+ * may be far ahead of its own. */
 static tp_status
 wait_for_all(tp_engine *engine)
 {

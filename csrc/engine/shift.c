@@ -1,7 +1,7 @@
-/* Stages within a limit of memory where a rank holds of several of them, chunks, of two copies of the model or guests: it takes the
- * sum of theirs, so that none can be filled by itself. From stages that are there blocks go from one to any other, those between them
- * shifting, as long as that helps: a local search, which misses some (pairs.c and exact.c say whether there are any). Where time is up
- * it ends with what it has. */
+/* A local search for a partition within a limit of memory where ranks have several stages (chunks, two copies of the model,
+ * guests): a rank takes the sum of these, so that no stage can be filled by itself. From a given partition blocks move from one
+ * stage to any other, the boundaries between them shifting, as long as that helps. It may miss a partition; pairs.c and exact.c do
+ * not. Where time is up it ends with what it has. */
 #include "csrc/engine/internal.h"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ typedef struct {
     int from, to, blocks; /* parts, and how many blocks go */
 } move;
 
-/* The last blocks of an earlier part, or the first of a later one. */
+/* Take the last m.blocks of part m.from to a later part, or its first ones to an earlier part: all boundaries between move. */
 static void
 shift(shifter *x, move m)
 {
@@ -127,7 +127,8 @@ bytes_of(shifter *x, int rank)
     return (int64_t)tp_align_bytes((size_t)bytes) + workspace;
 }
 
-/* The move after which the fullest ranks are least, of those from parts of the fullest, or from any that change it; 0: none helps. */
+/* Make the move after which the fullest ranks hold least: from a part of `rank`, the fullest, or from_any part if that changes what
+ * it holds. 0: none helps. */
 static int
 relieve(shifter *x, int rank, int from_any)
 {
@@ -189,7 +190,7 @@ height_of(shifter *x)
     return h;
 }
 
-/* The move from the slowest rank or the longest stage, within the limit, after which a step is shortest; 0: none helps. */
+/* Make the move from the slowest rank or the longest stage, within the limit, after which a step is shortest. 0: none helps. */
 static int
 shorten(shifter *x, int64_t limit, double *seconds)
 {

@@ -1,3 +1,4 @@
+/* The model's sizes checked, and which kind each of its blocks is. */
 #include "csrc/model/model.h"
 
 tp_status

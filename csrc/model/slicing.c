@@ -1,3 +1,4 @@
+/* How a batch is cut into micro-batches and these into token slices: checked, and as offsets. */
 #include "csrc/model/model.h"
 
 #include <stdlib.h>

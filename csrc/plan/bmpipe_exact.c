@@ -313,15 +313,6 @@ seed_rows(tp_exact *e)
 
 /* ---- the search ------------------------------------------------------------------------------------------------------------ */
 
-static int
-by_bound(const void *a, const void *b)
-{
-    const tp_exact_child *x = a, *y = b;
-    if (x->bound_s != y->bound_s)
-        return x->bound_s < y->bound_s ? -1 : 1;
-    return y->to - x->to;
-}
-
 /* 1: some inequality ends the branch where stages 0 .. stage are set. */
 static int
 is_cut_off(tp_exact *e, int stage, int to)
@@ -381,7 +372,7 @@ branch(tp_exact *e, int stage, double extra_s, double most_s)
         if (bound < tp_exact_goal(e))
             children[count++] = (tp_exact_child){bound, to};
     }
-    qsort(children, (size_t)count, sizeof *children, by_bound);
+    qsort(children, (size_t)count, sizeof *children, tp_exact_by_bound);
     for (int k = 0; k < count && children[k].bound_s < tp_exact_goal(e); k++) {
         int to = children[k].to;
         if ((++e->p->nodes & 255) == 0 && tp_bmpipe_is_late(e->p))

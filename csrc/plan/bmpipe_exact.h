@@ -32,6 +32,16 @@ typedef struct {
     int to;
 } tp_exact_child;
 
+/* qsort's: the lowest bound first, of equals the longer stage. */
+static inline int
+tp_exact_by_bound(const void *a, const void *b)
+{
+    const tp_exact_child *x = a, *y = b;
+    if (x->bound_s != y->bound_s)
+        return x->bound_s < y->bound_s ? -1 : 1;
+    return y->to - x->to;
+}
+
 typedef struct {
     tp_bmpipe *p;
     int n, stages;

@@ -149,15 +149,6 @@ look_at_leaf(proof *f, lesson **out)
     return learn(f, e->stages, e->n, out);
 }
 
-static int
-by_bound(const void *a, const void *b)
-{
-    const tp_exact_child *x = a, *y = b;
-    if (x->bound_s != y->bound_s)
-        return x->bound_s < y->bound_s ? -1 : 1;
-    return y->to - x->to;
-}
-
 /* *out: why no way to go on from here is better; NULL: one is, or it takes too long. */
 static tp_status
 prove(proof *f, int stage, double extra_s, double most_s, lesson **out)
@@ -180,7 +171,7 @@ prove(proof *f, int stage, double extra_s, double most_s, lesson **out)
         else
             blame_labels(f, stage, to, extra_s, own, most_s, bound, why);
     }
-    qsort(children, (size_t)count, sizeof *children, by_bound);
+    qsort(children, (size_t)count, sizeof *children, tp_exact_by_bound);
     for (int c = 0; c < count; c++) {
         int to = children[c].to;
         double extra = tp_exact_extra(e, stage, from, to), own = tp_exact_weight(e, stage, from, to, extra);

@@ -1,4 +1,4 @@
-/* Which rows wait for others (csrc/cost/waits.h), for who measures what instructions take. */
+/* Which rows wait for others (csrc/cost/waits.h): the profiler needs it to tell what it has timed. */
 #include "csrc/py/module.h"
 
 #include <stdlib.h>

@@ -1,3 +1,5 @@
+/* The builders whose order has a closed rule: GPipe, 1F1B (sliced, and PipeDream's), Seq1F1B, interleaved, ZB-H1, ZB-H2 and ZB-V.
+ * zigzag.c, dualpipe_v.c, chimera.c and bpipe.c have the others. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Seconds that a simulation can do with. */
+/* Seconds are checked before anything is simulated: finite, and not negative. */
 #include "csrc/sched/internal.h"
 
 #include <math.h>

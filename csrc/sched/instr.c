@@ -1,3 +1,4 @@
+/* A program in memory: opened, closed, compared, made of instructions; who sends to whom; and how a rule that it breaks is told. */
 #include "csrc/sched/internal.h"
 
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* Which buffer each instruction uses: slots are assigned here, and counted for those who allocate them. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* Programs as text, and as torch.distributed.pipelining's CSV: printed and parsed. */
 #include "csrc/sched/internal.h"
 
 #include <stdio.h>

@@ -52,7 +52,7 @@ typedef struct {
 typedef struct {
     size_t stage, activations, gradients, element;
     int keeps_norm; /* tp_inner.norm */
-    int slice_room; /* 1: `made` of a FFN that does not keep has room for one slice alone, whose rows are always its first ones */
+    int slice_room; /* 1: `made` of an FFN that does not keep has room for one slice alone, whose rows are always its first ones */
 } tp_stage_sizes;
 
 /* Every stage begins with this. */
