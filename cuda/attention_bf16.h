@@ -1,6 +1,6 @@
-/* What the bf16 attention kernels of both kinds share, by mma.sync (attention_bf16.cu) and by wgmma (attention_wgmma.cu): the
- * order of blocks, and what is done to accumulators. Those of a warp's 16 rows lie alike in the lanes for both: [n / 8][4] as in
- * cuda/mma.h, of n columns. */
+/* What the two kinds of bf16 attention kernel share, mma.sync (attention_bf16.cu) and wgmma (attention_wgmma.cu): the order of
+ * blocks, and the arithmetic on accumulators. In both a lane holds the accumulators of a warp's 16 rows by n columns as
+ * [n / 8][4], the C fragments of cuda/mma.h. */
 #ifndef TP_CUDA_ATTENTION_BF16_H
 #define TP_CUDA_ATTENTION_BF16_H
 

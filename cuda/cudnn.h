@@ -1,8 +1,10 @@
 /* The forward of attention by cuDNN, where TERAPIPE_ATTENTION asks for it: a rank's plans, made before the first step, one for
- * each shape of a slice. What cuDNN cannot do, or does otherwise than our kernel, is our kernel's: and the caveat says so.
+ * each shape of a slice. A shape that cuDNN cannot do, or does with another result than our kernel, is left to our kernel, and the
+ * caveat says so.
  *
- * It computes what tp_cuda_attention_forward does, lse too, so that the backward is ours. Its bits depend on how tokens are cut
- * into slices: not for reproducible runs. Engines that are deterministic alone are taken: two runs of a plan give the same. */
+ * It computes what tp_cuda_attention_forward does, lse included, so the backward is our kernel's in either case. Its bits depend on
+ * how tokens are cut into slices: not for reproducible runs. Only deterministic engines are taken, so that two runs of a plan give
+ * the same bits. */
 #ifndef TP_CUDA_CUDNN_H
 #define TP_CUDA_CUDNN_H
 

@@ -1,5 +1,4 @@
-/* The inside of a tp_cuda_device and what its two implementations share (device.h): cuda/device.c over the CUDA runtime,
- * cuda/emu/device.c on host memory. Sees no CUDA header. */
+/* The inside of a tp_cuda_device, and what its two implementations (device.h) share. Sees no CUDA header. */
 #ifndef TP_CUDA_DEVICE_COMMON_H
 #define TP_CUDA_DEVICE_COMMON_H
 

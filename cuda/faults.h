@@ -1,5 +1,5 @@
-/* What is said when a machine has no usable GPU, and the memory of what broke one: the same for the CUDA runtime and for
- * the emulator, which both report CUDA's error numbers here. Sees no CUDA header. */
+/* The error texts of a machine without a usable GPU, and the record of the first error that broke a device. Shared by the CUDA
+ * runtime and the emulator, which both report CUDA's error numbers here. Sees no CUDA header. */
 #ifndef TP_CUDA_FAULTS_H
 #define TP_CUDA_FAULTS_H
 

@@ -1,4 +1,4 @@
-/* What cublasLt does not do with a product is done behind it by kernels of ours. */
+/* Epilogues that cublasLt does not fuse with a product: kernels of ours do them after it. */
 #include "cuda/gemm_inside.h"
 
 #include "cuda/kernels.h"

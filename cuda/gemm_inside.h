@@ -1,4 +1,4 @@
-/* Inside cuda/gemm.c: what it shares with gemm_prove.c, which tries what was chosen before a step relies on it. */
+/* What cuda/gemm.c shares with gemm_prove.c, which runs a chosen algorithm once before a step relies on it. */
 #ifndef TP_CUDA_GEMM_INSIDE_H
 #define TP_CUDA_GEMM_INSIDE_H
 

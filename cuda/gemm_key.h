@@ -1,4 +1,4 @@
-/* What a plan of cuda/gemm.c is found by: everything of a product but its pointers, and of them their alignment. */
+/* The key by which cuda/gemm.c finds a cached plan: all of a product's arguments, but of its pointers only the alignment. */
 #ifndef TP_CUDA_GEMM_KEY_H
 #define TP_CUDA_GEMM_KEY_H
 

@@ -1,6 +1,6 @@
-/* What cublasLt offers is tried when it is chosen: an algorithm that its heuristics and its check allow may be refused by the
- * product, and a fused GELU may be another GELU. Kernels are loaded by that too: in a step that may wait for a kernel which itself
- * waits for a message (CUDA Programming Guide, "Lazy Loading", concurrent execution). */
+/* An algorithm is run once when it is chosen, for three reasons. The product may refuse what cublasLt's heuristics and check
+ * allowed. A fused GELU may be another GELU than ours. And running loads the kernel: loaded within a step, it could have to wait for a
+ * kernel that itself waits for a message (CUDA Programming Guide, "Lazy Loading", concurrent execution). */
 #include "cuda/gemm_inside.h"
 
 #include <math.h>

@@ -7,10 +7,13 @@
  *   C 16 x 8:  d[0] d[1] (g, c..c+1)  d[2] d[3] (g+8, c..c+1), fp32
  * so two C fragments side by side, rounded, are one A fragment.
  *
- * Limits of the emulator: inside one mma it adds the 16 products over k ascending before it adds them to d (so that tiles which do
- * not begin at absolute multiples show in the bits), where the hardware has an order and a precision of its own: bits differ between emulator and GPU, not between slicings on either. Asynchronous copies are
- * done at the wait that covers them (or at once, tp_simt_set_order(4)): a missing wait and a buffer overwritten while it is
- * read show in one order or the other, a missing barrier between warps in the build that looks for races (cuda/emu/race.c). */
+ * Limits of the emulator:
+ *  - Inside one mma it adds the 16 products over k, ascending, before it adds them to d, so that a tile which does not begin at an
+ *    absolute multiple shows in the bits. The hardware has an order and a precision of its own: bits differ between emulator and
+ *    GPU, but not between slicings on either.
+ *  - An asynchronous copy is done at the wait that covers it, or at once under tp_simt_set_order(4). A missing wait, or a buffer
+ *    overwritten while it is read, shows in one of the two; a missing barrier between warps shows in the build that looks for
+ *    races (cuda/emu/race.c). */
 #ifndef TP_CUDA_MMA_H
 #define TP_CUDA_MMA_H
 

@@ -2,29 +2,29 @@
  *
  * A channel is one direction of one pair of ranks that talk: activations from r to r + 1 (the last to the first too; of a second
  * copy of the model to r - 1), and gradients back. Each has a communicator of two ranks (ncclCommSplit), a stream, and
- * TP_NCCL_SLOTS buffers from ncclMemAlloc, registered where the library can. A message is copied into a slot on the compute
- * stream and sent from there, and received into a slot and copied out on the compute stream right before its reader: so a sender's buffer may be written
- * again at once, a receive never overtakes the reader before it, and a channel only ever waits for its other end. That is
- * what the program's proof under rendezvous assumes, whatever the schedule, interleaved ones included; with one communicator
- * for all activations a rank's send would stand behind the receive before it. So it would among communicators that share
- * resources (ncclConfig_t.splitShare): the library launches those one after another on one stream (NCCL 2.28, enqueue.cc,
- * ncclLaunchPrepare).
+ * TP_NCCL_SLOTS buffers from ncclMemAlloc, registered where the library can. The compute stream copies a message into a slot, which
+ * is sent; it is received into a slot, which the compute stream copies out right before the reader. So a sender's buffer may be
+ * written again at once, a receive never overtakes the reader before it, and a channel only ever waits for its other end: what the
+ * program's proof under rendezvous (csrc/sched/check.c) assumes of every schedule.
  *
- * Guests, the activations that a rank keeps for another, have two channels of their own between these two, without slots: copies of
- * them would take the memory that is to be saved. They are sent from the stage's memory or the room, and received into it, on the
- * channel's stream: a send begins where the compute stream has come to it, a receive where that has, and where the last guest of
- * the other direction, which may lie there still, has left. Nothing else is waited for but where the memory is written next (lend,
- * reclaim) or read (recv_wait). By the proof under rendezvous all of that happens: it is later in the rank's program.
+ * Why not fewer communicators: with one for all activations a rank's send would stand behind the receive before it. So it would
+ * among communicators that share resources (ncclConfig_t.splitShare): the library launches those one after another on one stream
+ * (NCCL 2.28, enqueue.cc, ncclLaunchPrepare).
  *
- * Twins, the same rank of several replicas (and the opposite one, where these have two copies of the model), exchange gradients
- * once a step, when nothing else runs: they have one communicator, a rank in it for each of them, with a stream of its own. An
- * exchange is one group of a send and a receive, from and to the caller's
- * memory, between events of the compute stream; there are no tags, so both ends must come to their exchanges in one order
- * (csrc/engine/replicas.c's rounds), and the host is NCCL_EXCHANGES ahead of its device at most.
+ * Guests, the activations that a rank keeps for another, have two channels of their own between the two ranks, without slots: a
+ * copy of them would take the memory that is to be saved. They are sent from, and received into, the stage's memory or the room itself,
+ * on the channel's stream. A send begins when the compute stream has come to it; a receive also waits until the last guest of the
+ * other direction, which may still lie there, has left. The compute stream waits for a guest only where its memory is written next
+ * (lend, reclaim) or read (recv_wait). By the proof under rendezvous all of that happens: it is later in the rank's program.
+ *
+ * Twins, the same rank of several replicas (and the opposite rank, where a replica has two copies of the model), exchange gradients
+ * once a step, when nothing else runs. They share one communicator with a stream of its own. An exchange is one group of a send and
+ * a receive, from and to the caller's memory, between events of the compute stream. There are no tags, so both ends must come to
+ * their exchanges in one order (the rounds of csrc/engine/replicas.c). The host is at most NCCL_EXCHANGES ahead of its device.
  *
  * Communicators do not block: every call is polled (ncclCommGetAsyncError) to its end, the deadline or the abort. A thread
  * looks every 50 ms for an abort of the region, for errors of the communicators and for a message that has not moved within
- * the deadline, and then aborts them all: a host that waits for the device is released by that. Tags are not sent: the checker
+ * the deadline, and then aborts them all, which releases a host that waits for the device. Tags are not sent: the checker
  * has proved that both ends agree (csrc/sched/check.c). */
 #ifndef TP_CUDA_NCCL_H
 #define TP_CUDA_NCCL_H

@@ -1,4 +1,4 @@
-/* Inside the communicator "nccl": what its files share. nccl_meet.c makes and ends what messages go through, nccl.c moves them,
+/* What the files of the communicator "nccl" share: nccl_meet.c makes and ends its communicators, nccl.c moves messages,
  * nccl_wait.c sees to it that no call and no message waits for ever. */
 #ifndef TP_CUDA_NCCL_INSIDE_H
 #define TP_CUDA_NCCL_INSIDE_H

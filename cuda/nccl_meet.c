@@ -1,4 +1,4 @@
-/* Making and ending what messages go through: everybody meets, then splits into pairs and groups of twins, in one order. */
+/* Making and ending communicators: all ranks join one, then split it, in the same order, into pairs and groups of twins. */
 #include "cuda/nccl_inside.h"
 
 #include <stdio.h>

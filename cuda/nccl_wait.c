@@ -1,4 +1,4 @@
-/* Calls of NCCL that do not block, and the watch over what they have set going. */
+/* Polling NCCL's non-blocking calls to their end, and the watch thread over the messages they started. */
 #include "cuda/nccl_inside.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* What a GPU is, without a context on it: who only looks (the parent of ranks that are processes, terapipe doctor) would keep the
- * memory of one on every GPU until it ends. The driver's calls that need cuInit alone (Driver API, "Device Management"), and for the
- * memory that is free NVML, which comes with the driver: cudaMemGetInfo would make a context. */
+/* The properties of a GPU, read without a context on it: a process that only looks (the parent of ranks that are processes,
+ * terapipe doctor) would hold a context's memory on every GPU until it ends. So only driver calls that need nothing but cuInit are
+ * used (Driver API, "Device Management"), and for free memory NVML, which comes with the driver: cudaMemGetInfo makes a context. */
 #ifndef TP_CUDA_PROPERTIES_H
 #define TP_CUDA_PROPERTIES_H
 

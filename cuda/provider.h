@@ -1,4 +1,4 @@
-/* What the module of this room brings to _core. */
+/* The tp_provider (csrc/stage/stage_ops.h) that the modules _cuda and _cuda_emu hand to _core. */
 #ifndef TP_CUDA_PROVIDER_H
 #define TP_CUDA_PROVIDER_H
 

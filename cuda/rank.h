@@ -1,4 +1,4 @@
-/* A rank's device as the engine sees it (tp_device_ops), with what its stages share: the stream, products, workspace. */
+/* A rank's device as the engine sees it (tp_device_ops), with what its stages share: stream, matrix products, workspace. */
 #ifndef TP_CUDA_RANK_H
 #define TP_CUDA_RANK_H
 

@@ -7,13 +7,14 @@
  * every row of the micro-batch. The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in
  * a tile of TP_CUDA_HEAD_TILE rows, counted from row 0 of the batch, and d(weight) takes whole tiles. Embedding rows wait for
  * the end of the step. The last stage sees rows ascending in F, every stage micro-batches ascending in W
- * (tp_program_check_canonical). What a call does follows from its arguments alone, so that a graph may stand for it: of stages with
- * versions of their weights too, as each micro-batch reads the same ones in every step (csrc/stage/versions.c). Their updates by
- * micro-batches are no part of a graph, and the host does not wait for them: the device clips, or refuses, by what it has measured.
- * There all that is said here of the batch is of the micro-batch: the head's tiles begin with it, and embedding rows wait for its
- * update.
+ * (tp_program_check_canonical).
  *
- * The vocabulary's weight and logits have rows padded to 64: zero, and zero they stay; products like whole tiles. */
+ * Graphs. What a call does follows from its arguments alone, so that a graph may stand for it. This holds of stages with versions
+ * of their weights too, as each micro-batch reads the same version in every step (csrc/stage/versions.c). Such stages update after
+ * every micro-batch, outside the graphs and without the host's waiting: the device clips, or refuses, by what it has measured.
+ * For them read "micro-batch" for "batch" above: the head's tiles begin with it, and embedding rows wait for its update.
+ *
+ * Padding. The vocabulary's weight and logits have rows padded with zeros to a multiple of 64, as products like whole tiles. */
 #ifndef TP_CUDA_STAGE_H
 #define TP_CUDA_STAGE_H
 

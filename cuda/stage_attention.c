@@ -1,4 +1,4 @@
-/* Who computes attention in a stage's forward, and whether he does. */
+/* Which kernel computes attention in a stage's forward, cuDNN's or ours, and the check of cuDNN's before it is relied on. */
 #include "cuda/stage.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* After the last backward: complete the gradients, measure them, update. */
+/* After the last backward: complete the gradients, measure their norm, update the weights. */
 #include "cuda/stage.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* How many micro-batches a stage holds at once: what every planner that knows a memory limit counts activations by. */
+/* How many micro-batches a stage holds at once: every planner with a memory limit multiplies activations by it. */
 #ifndef TP_PLAN_IN_FLIGHT_H
 #define TP_PLAN_IN_FLIGHT_H
 

@@ -1,4 +1,4 @@
-/* What the judge's files share. */
+/* What judge.c, judge_times.c and descend.c share. */
 #ifndef TP_PLAN_JUDGE_CORE_H
 #define TP_PLAN_JUDGE_CORE_H
 

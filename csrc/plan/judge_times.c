@@ -1,4 +1,4 @@
-/* Durations of the judge's candidates (csrc/plan/judge.h). */
+/* The durations of a candidate's program (csrc/plan/judge.h), from the cost tables. */
 #include "csrc/plan/judge_core.h"
 
 #include <stdlib.h>

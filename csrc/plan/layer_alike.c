@@ -1,5 +1,5 @@
-/* Two stages are alike if their nodes are, one by one in order: variants, and the edges to both sides with what is sent there. In a
- * chain nothing else counts, so that a planner weighs the same numbers in the same order. */
+/* Two stages are alike if their nodes are, one by one in order: the same variants, and edges to both sides that send the same. In a
+ * chain nothing else enters a planner's sums, so it adds the same numbers in the same order for both. */
 #include "csrc/plan/layer_alike.h"
 
 #include <math.h>

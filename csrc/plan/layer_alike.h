@@ -1,4 +1,5 @@
-/* Stages of a chain that are the same but for where they lie: what takes long to find out of one holds for all. Internal. */
+/* Stages of a chain with the same nodes at different places: a value that takes long to compute is computed for the first of them
+ * and kept for all. Internal to the layer-graph planners. */
 #ifndef TP_PLAN_LAYER_ALIKE_H
 #define TP_PLAN_LAYER_ALIKE_H
 

@@ -1,4 +1,4 @@
-/* All Pareto points of (time, bytes), node by node, less those that cannot fit or cannot beat what is known. */
+/* All Pareto points of (time, bytes), node by node, without those that cannot fit or cannot beat the best choice known. */
 #include "csrc/plan/layer_choice.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The exact choice of variants within a stage: of each node one, least time within memory. Internal. */
+/* The exact choice of one variant for each node of a stage: least time within memory. Internal to the layer-graph planners. */
 #ifndef TP_PLAN_LAYER_CHOICE_H
 #define TP_PLAN_LAYER_CHOICE_H
 

@@ -1,9 +1,9 @@
-/* Why a layer graph has no plan: the least memory_bytes that one would fit in, or the devices or micro-batches that are short.
+/* Why a layer graph has no plan: the least memory_bytes in which one would fit, or too few devices or micro-batches.
  *
  * As in layer_exact.c, what the stages of a downset leave to those before is (s, k), their replicas and devices: only
  * Pareto-minimal ones matter, and for one of them and a tensor degree only the least d with which a stage fits. So one pass
- * says whether a limit is enough, and the plan that it finds what is: the limit falls to that, and the question just below it ends
- * the search. */
+ * says whether a memory limit is enough. Where it is, the limit falls to what the plan found really takes, and the search ends when
+ * a limit just below that is not enough. */
 #include "csrc/plan/layer_space.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* Between what the least time of a stage within its memory lies, without looking at its nodes: at a price of a byte each node has a
- * variant of least time and priced bytes, and sums of those over downsets bound every stage of so many replicas at so many
- * micro-batches in flight. Internal. */
+/* Lower and upper bounds on the least time of a stage within its memory, without looking at its nodes. Put a price on a byte: each
+ * node then has a variant of least (time + price x bytes), and sums of those over downsets bound every stage, for each number of
+ * replicas and of micro-batches in flight. Internal to the layer-graph planners. */
 #ifndef TP_PLAN_LAYER_PRICES_H
 #define TP_PLAN_LAYER_PRICES_H
 

@@ -1,4 +1,4 @@
-/* A stage's nodes are i less j: so are its sums, for all that it sends comes from its rim. */
+/* A stage's nodes are those of downset i less those of downset j, and so are its sums but for messages, which only its rim has. */
 #include "csrc/plan/layer_sums.h"
 
 #include <float.h>

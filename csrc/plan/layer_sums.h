@@ -1,6 +1,7 @@
-/* What a stage of a layer graph takes at its fastest, without looking at its nodes: differences of sums over downsets, and what the
- * nodes at its rim add by what they send. They say of most stages that they are too slow, or fast enough, long before anybody fills
- * a pack; the margins are for rounding, within them the pack's own sum decides. Internal. */
+/* Time and bytes of a stage with each node's fastest variant, without looking at all its nodes: a difference of sums over two
+ * downsets, plus the messages of the nodes at its rim (those with an edge to another stage). This decides most stages, too slow or
+ * fast enough, before a pack (layer_choice.h) is filled for them. A margin covers rounding: within it the pack's own sum decides.
+ * Internal to the layer-graph planners. */
 #ifndef TP_PLAN_LAYER_SUMS_H
 #define TP_PLAN_LAYER_SUMS_H
 

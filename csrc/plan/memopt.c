@@ -1,4 +1,4 @@
-/* Ranges of a stage's time: prefix sums, the relaxation by a wavelet matrix, and what is remembered. */
+/* A stage's least time W (memopt.h): prefix sums over nodes, the linear relaxation by a wavelet matrix, and a memo of answers. */
 #include "csrc/plan/memopt_search.h"
 
 #include <float.h>

@@ -1,8 +1,8 @@
 /* Which tensors a stage recomputes, exactly: an expanding core (Pisinger, "A minimal algorithm for the 0-1 knapsack
  * problem", Operations Research 45, 1997) for the value max(T + r, (D - s) / swap_Bps) of dawnpiper.h.
  *
- * Tensors stand by rising seconds per byte. The base takes them while D is not reached; then, in turn, the next tensor is
- * added or the last one removed, or neither, in every state that is left. A state is dropped if another has no more seconds
+ * Tensors are ordered by rising seconds per byte. The base takes them until D is reached; then, in turn, the next tensor is
+ * added or the last one removed, or neither, in every remaining state. A state is dropped if another has no more seconds
  * and no fewer bytes, or if its relaxation (further bytes at the rate of the next tensor, bytes given back at the rate of
  * the last) is not below what is known. When none is left, what is known is the optimum. */
 #include "csrc/plan/memopt_search.h"

@@ -1,8 +1,8 @@
-/* Which tensors a stage recomputes where all of them cost nearly the same per byte: then every set that comes to the bytes is
- * best, no bound tells sets apart, and one is to be found that comes to them within rounding. Four lists of subsets are joined
- * (Wagner, "A generalized birthday problem", CRYPTO 2002): pairs of the first two whose bytes fall into a window are put into
- * buckets, and each pair of the other two that would come to the target with such a pair looks into its bucket. From four lists
- * of n sets a join sees some n^3 of the n^4 unions, and the next window others. */
+/* Which tensors a stage recomputes where all of them cost nearly the same per byte. Then any set whose bytes add up to the target
+ * is best and no bound tells sets apart: the search is for a set that meets the target to rounding. Four lists of subsets are
+ * joined (Wagner, "A generalized birthday problem", CRYPTO 2002): pairs of the first two lists whose bytes fall into a window are
+ * put into buckets, and each pair of the other two looks into the bucket that would complete it to the target. From four lists of
+ * n sets one join sees some n^3 of the n^4 unions; the next window sees others. */
 #include "csrc/plan/memopt_search.h"
 
 #include <string.h>

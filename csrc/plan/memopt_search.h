@@ -47,7 +47,7 @@ tp_memopt_bytes(const tp_memopt_stage *t, int k)
     return t->m->nodes->activation_bytes[t->m->item[k]];
 }
 
-/* Nothing more is asked: a set that is good enough, the best one, or none below what counts. */
+/* May the search stop? A set is good enough, or proved best, or no set can be below the cutoff. */
 static inline int
 tp_memopt_settled(const tp_memopt_stage *t)
 {
@@ -83,8 +83,8 @@ tp_memopt_base_counted(const tp_memopt_stage *t, int size, double rate, double l
 void
 tp_memopt_base_list(const tp_memopt_stage *t, double limit, tp_memopt_base *base);
 
-/* Where a search that had no more room would go on: the core bounds better, or pairs do, or tensors cost the same per byte, so that
- * no bound tells sets apart. */
+/* Which search should go on where this one ran out of room: the core (its bound is the better one), the pairs (theirs is), or the
+ * four lists (all tensors cost the same per byte, so that no bound tells sets apart). */
 typedef enum { TP_MEMOPT_CORE, TP_MEMOPT_PAIRS, TP_MEMOPT_TIED } tp_memopt_outlook;
 
 /* Improves t->best, t->low and m->chosen from what the core search left; far != 0: with longer lists. */

@@ -1,5 +1,5 @@
-/* Cutting planes: the programme's solution, divided layers, is simulated; its critical path is an inequality that holds of every
- * partition, and joins the programme. */
+/* Cutting planes: the programme's solution, a partition with divided layers, is simulated. Its critical path gives an inequality
+ * that holds for every partition; it is added to the programme, which is solved again. */
 #include "csrc/plan/partition_bound.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
-/* What a step takes at least in one order, over every partition: path inequalities of the order, and layers that may be divided. */
+/* A lower bound on a step's time in one order, over every partition: a linear programme of the order's path inequalities, in which
+ * layers may be divided between stages. */
 #ifndef TP_PLAN_PARTITION_BOUND_H
 #define TP_PLAN_PARTITION_BOUND_H
 

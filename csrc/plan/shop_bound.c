@@ -1,5 +1,5 @@
-/* The bound of shop.h: mean paths instead of the longest one, mixed by the supergradient: the bound is concave in the mixture,
- * and the near-critical paths of the slicing that it is attained at point upwards. */
+/* The lower bound of shop.h: the longest path is at least any weighted mean of paths. The bound is concave in the weights, so they
+ * are raised along a supergradient: towards the near-critical paths of the slicing at which the bound is attained. */
 #include "csrc/plan/shop_search.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Where the search of shop.h begins, and how its parts follow each other. */
+/* tp_plan_shop: the slicing it starts from, then descent, bound and label setting in turn. */
 #include "csrc/plan/shop_search.h"
 
 #include <math.h>

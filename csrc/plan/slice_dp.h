@@ -1,4 +1,4 @@
-/* One table of slice costs made ready for many searches under a falling threshold. Internal to the plan room. */
+/* One table of slice costs, prepared for many shortest-path searches under a falling threshold. Internal to csrc/plan. */
 #ifndef TP_PLAN_SLICE_DP_H
 #define TP_PLAN_SLICE_DP_H
 

@@ -1,4 +1,5 @@
-/* Which lengths of each start a search need look at under its thresholds, and which it need not compare with them. */
+/* For each start of a slice: the longest length within the thresholds (last), and up to which length every slice is within them, so
+ * that a search need not compare (safe). */
 #include "csrc/plan/slice_dp.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Shortest paths over cuts, and the bound of a step that they make. */
+/* Shortest paths over cuts, and the lower bound on a step that follows from them. */
 #include "csrc/plan/slicing_bound.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* What a step takes at least, over every slicing and every order: shortest paths over cuts. */
+/* A lower bound on a step's time over every slicing and every order: shortest paths over cuts. */
 #ifndef TP_PLAN_SLICING_BOUND_H
 #define TP_PLAN_SLICING_BOUND_H
 
