@@ -1,4 +1,4 @@
-"""Seconds that no plan of a number of ranks, chunks and replicas is faster than: what ``planner="auto"`` need not look at."""
+"""Lower bounds on a step by number of ranks, chunks and replicas: with them ``planner="auto"`` skips what cannot win."""
 from __future__ import annotations
 
 import bisect

@@ -1,4 +1,4 @@
-"""What a plan is while it is looked for, and who judges it: the C core, which simulates the program that the engine would run
+"""Candidates of a search, and their judge: the C core, which simulates the program that the engine would run
 (csrc/plan/judge.h), and the engine's own count of its bytes.
 
 Nothing here reads a clock: effort is counted, so that the same request gives the same plan.

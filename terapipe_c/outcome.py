@@ -1,4 +1,4 @@
-"""What a training tells when it is over, or so far: records, evaluations, the measured timeline, the report."""
+"""The results of a training, finished or so far: records, evaluations, the measured timeline, the report."""
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""What the single planners can be asked for a joint request: as it is, and by naming what it leaves open."""
+"""The requests that a joint request (``planner="auto"``) puts to the single planners: itself, and with its open choices fixed."""
 from __future__ import annotations
 
 import itertools

@@ -1,4 +1,4 @@
-"""The real engine of a rank, except for what becomes of the last rank at a step. Workers import this: nothing heavy here."""
+"""The real engine of a rank, but the last rank fails at a given step. Workers import this: nothing heavy here."""
 import os
 import signal
 

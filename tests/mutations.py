@@ -1,11 +1,11 @@
-"""Programs with a slip of the pen each, and what the checker says of them."""
+"""Programs with one random mistake each, and what the checker says of them."""
 import numpy as np
 
 from terapipe_c import Program, ScheduleError, schedule, schedules
 
 
 def mutate(rng, lists):
-    """One slip of the pen; None if it changed nothing."""
+    """The lists with one random mistake; None if it changed nothing."""
     lists = [list(rank) for rank in lists]
     full = [r for r, rank in enumerate(lists) if rank]
     rank = rng.choice(full)

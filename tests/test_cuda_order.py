@@ -1,5 +1,5 @@
-"""What the emulator makes of streams that would meet in memory (cuda/emu/order.h): its own do everything at once, so that a wait
-which is missing in a communicator would show nowhere else. The tests of communicators run under it."""
+"""The emulator's check for two streams that touch the same memory with no order between them (cuda/emu/order.h). Emulated streams
+do everything at once, so nothing else would show a missing wait in a communicator. The tests of communicators run under it."""
 
 import ctypes
 from collections.abc import Iterator

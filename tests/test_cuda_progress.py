@@ -1,6 +1,5 @@
-"""What the emulator's streams, which do everything at once, cannot show of NCCL's: that no rank waits for ever. Programs run
-here by the rules of cuda/nccl.h alone: what waits for what on the devices, at the latest, with so many slots at each end of a
-channel."""
+"""No rank waits for ever for a message of NCCL's. Emulated streams do everything at once and cannot show it, so programs are run
+here by the rules of cuda/nccl.h alone: what waits for what on the devices, with TP_NCCL_SLOTS slots at each end of a channel."""
 import pytest
 
 from terapipe_c import schedules

@@ -1,5 +1,5 @@
-"""More memory never gives a slower plan through ``tp.plan``, whoever plans: what a paper's planner wants, and how long the engine
-takes for it, are two things."""
+"""More memory never gives a slower plan through ``tp.plan``, whichever planner: not a matter of course for a paper's planner, whose
+objective is not the engine's time."""
 import itertools
 import math
 import re

@@ -1,4 +1,4 @@
-"""Nothing is called infeasible while some contiguous stages fit: cut by the engine's bytes, against enumeration and planners."""
+"""No request is refused as infeasible while some contiguous stages fit by the engine's bytes: against enumeration and planners."""
 
 import itertools
 import re

@@ -1,6 +1,6 @@
 """time_limit_s: it ends every planner, there is a plan all the same where one is quickly built, and without one nothing changes.
 
-The clock of deadlines is a count here: so much passes with every question, and nothing else.
+The clock of deadlines is a counter here, which advances by a fixed step with every question: no test depends on the machine.
 """
 import re
 import threading

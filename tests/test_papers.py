@@ -1,4 +1,4 @@
-"""benchmarks/papers.py: its pure parts, on the facts that lie in the repository."""
+"""benchmarks/papers.py: its functions without timing, on the papers' numbers in benchmarks/papers/."""
 
 import itertools
 import json

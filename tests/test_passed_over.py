@@ -1,4 +1,4 @@
-"""What planners pass over since it cannot be better: the same plans are found where nothing is passed over."""
+"""Pruning changes no plan: planners find the same ones with it and with everything looked at."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A run in surroundings that are not what its user thinks: closed streams, few descriptors, data that changes, a run forgotten."""
+"""A run in an unusual environment: closed streams, few file descriptors, data that changes meanwhile, a run nobody waits for."""
 import errno
 import io
 import json

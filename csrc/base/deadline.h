@@ -1,7 +1,7 @@
-/* When the calling thread must stop: at a point in time (its deadline), or as soon as its listener says so. A thread that plans
- * has both (csrc/py/deadline.c, csrc/py/away.c), one that runs a rank the listener alone; loops that may run long ask here. Both
- * belong to the thread and are no planner's argument: one limit holds for everything that a plan takes. Without a deadline the
- * clock only says when to call the listener, so that the same request has the same answer. */
+/* When the calling thread must stop: at a point in time (its deadline), or as soon as its listener (a callback, for signals and
+ * aborts) says so. Loops that may run long ask here. A thread that plans has both (csrc/py/deadline.c, csrc/py/away.c), one that
+ * runs a rank has a listener only. Both are the thread's and not arguments of planners, so that one limit holds for everything that
+ * a plan takes. Without a deadline the clock only says when to call the listener: the same request has the same answer. */
 #ifndef TP_BASE_DEADLINE_H
 #define TP_BASE_DEADLINE_H
 

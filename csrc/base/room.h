@@ -1,4 +1,4 @@
-/* Memory that this process could have, as the kernel tells it: nothing is taken. */
+/* How much memory this process could still allocate, by what the kernel reports. Nothing is allocated to find out. */
 #ifndef TP_BASE_ROOM_H
 #define TP_BASE_ROOM_H
 

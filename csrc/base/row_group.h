@@ -1,5 +1,5 @@
-/* Rows that the sum of a weight gradient takes at once (csrc/backend/backend.h, the reproducibility contract): what no slicing may
- * cut, and what a slice may therefore leave to the next. */
+/* Rows of a weight gradient that are summed as one group (csrc/backend/backend.h, the reproducibility contract). No slicing may cut
+ * a group, so a slice may leave less than one to the next slice. */
 #ifndef TP_BASE_ROW_GROUP_H
 #define TP_BASE_ROW_GROUP_H
 

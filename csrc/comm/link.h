@@ -1,4 +1,5 @@
-/* What _core lends to a module that makes communicators of device memory, in a capsule. */
+/* The capsules between _core and a module that makes communicators of device memory (cuda/module_comm.c): in goes a host
+ * communicator, out comes one of device memory. */
 #ifndef TP_COMM_LINK_H
 #define TP_COMM_LINK_H
 

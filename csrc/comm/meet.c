@@ -1,6 +1,6 @@
-/* The meeting. Rank 0 listens; every other rank calls it, is heard (ack), and waits for the verdict: all here and of one
- * mind, or what is wrong. Then comes the table of everybody's address with a fresh random token, and each rank calls those
- * below it that it talks with and is called by those above. */
+/* The meeting. Rank 0 listens; every other rank connects to it, gets an ack, and waits for the verdict: all ranks are here with the
+ * same plan, version and token, or what is wrong. Then rank 0 sends the table of all addresses with a fresh random token; each
+ * rank connects to the lower ranks that it exchanges messages with, and accepts those of higher ones. */
 #include "csrc/comm/meet.h"
 
 #include <errno.h>

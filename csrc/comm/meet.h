@@ -1,4 +1,4 @@
-/* How the ranks of a TCP communicator find each other: sockets out, nothing else. */
+/* How the ranks of a TCP communicator find each other. The result is connected sockets; no message is sent over them here. */
 #ifndef TP_COMM_MEET_H
 #define TP_COMM_MEET_H
 

@@ -1,4 +1,4 @@
-/* Inside the communicator: where things lie in a region. Nothing in it is a pointer: each process maps it elsewhere. */
+/* Internal to csrc/comm: the layout of a region. It holds no pointers, as each process maps it at another address. */
 #ifndef TP_COMM_REGION_H
 #define TP_COMM_REGION_H
 

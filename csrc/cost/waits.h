@@ -1,5 +1,5 @@
-/* How rows that wait for others (csrc/model/waits.h) change the seconds of instructions: one leaves its own rows, a later one does
- * the rows of many. */
+/* How rows that wait for others (csrc/model/waits.h) change the seconds of instructions: one instruction puts off its rows, a later
+ * one does the rows of several. */
 #ifndef TP_COST_WAITS_H
 #define TP_COST_WAITS_H
 

@@ -1,5 +1,6 @@
-/* Which rows wait for others on the CPU, because few rows of a product take as long as its weights take to come from memory: the
- * stage that makes them wait (csrc/stage/stage.h says how) and what its instructions then take (csrc/cost/waits.h) go by this. */
+/* Which rows wait for others on the CPU: a product of few rows takes as long as its weights take to come from memory, so rows are
+ * put off until enough of them are there. One set of rules for the stage that does so (csrc/stage/stage.h) and for the cost model
+ * of its instructions (csrc/cost/waits.h). */
 #ifndef TP_MODEL_WAITS_H
 #define TP_MODEL_WAITS_H
 

@@ -1,5 +1,5 @@
-/* The judge of plans (csrc/plan/judge.h) for Python: a capsule that holds its costs, and what the engine needs to say a
- * program's bytes. terapipe_c/judge.py is the only user. */
+/* The judge of plans (csrc/plan/judge.h) for Python: a capsule with its costs and with what the engine needs to count a program's
+ * bytes. terapipe_c/judge.py is the only user. */
 #include "csrc/py/cost.h"
 
 #include <stdlib.h>

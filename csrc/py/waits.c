@@ -1,4 +1,4 @@
-/* Which rows wait for others (csrc/cost/waits.h): the profiler needs it to tell what it has timed. */
+/* Which rows wait for others (csrc/cost/waits.h), for Python: the profiler must know which rows a timed instruction did. */
 #include "csrc/py/module.h"
 
 #include <stdlib.h>

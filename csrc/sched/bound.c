@@ -1,5 +1,5 @@
-/* What no order can beat: each rank must first be reached (head), do all its work, and let the last result travel back
- * (tail); and one micro-batch alone takes its longest path. Only data dependencies and slice order are used, so the bound
+/* A lower bound on the makespan. The first work must reach a rank (head), the rank must do all its work, and the last result must
+ * travel back (tail); and no step is shorter than the longest path of one micro-batch alone. Only data dependencies and slice order are used, so the bound
  * holds for every legal order on the placement. */
 #include "csrc/sched/internal.h"
 

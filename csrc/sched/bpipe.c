@@ -1,12 +1,13 @@
 /* BPipe (Kim et al. 2023, "BPipe: memory-balanced pipeline parallelism for training large language models"): 1F1B, where rank x
- * has min(m, P - x) micro-batches between forward and backward. Rank x < P / 2 evicts what is more than T = ceil((P + 2) / 2)
- * to rank P - 1 - x, which has x + 1 of its own, and loads it back.
+ * has min(m, P - x) micro-batches between forward and backward. Rank x < P / 2 (the evictor) sends those above
+ * T = ceil((P + 2) / 2) to rank P - 1 - x (the host), which has x + 1 of its own, and loads them back.
  *
- * What is evicted is the micro-batch that has just gone forward: of all that are there its backward is farthest away (Belady's
- * rule), and no more than the next forward and the next load need room for: so every load is announced one forward before its
- * backward, in the slot that the backward before that left. Where the host gives back is found by 1F1B's own start times, F 1 and
- * B 2 a slice: before its first op that starts when the load has been announced. Nobody waits for ever: all that an instruction
- * waits for stands, by these times, before it. A host announces its guests as early as it has room for them. */
+ * Which: the micro-batch that has just gone forward, as of all present its backward is farthest away (Belady's rule).
+ * When: only as the next forward or the next load needs its room. So every load is announced one forward before its backward, in
+ * the slot that the backward before that has left.
+ * The host's side: by nominal start times of 1F1B (F 1, B 2 a slice) it gives a guest back before its first op that starts after
+ * the load has been announced, and announces its guests as early as it has room for them.
+ * No deadlock: by these times, all that an instruction waits for comes before it. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Causes of idle time by counterfactual makespans (definitions: sched.h, tp_bubble): which there are, and what they say. */
+/* Idle time by cause, from counterfactual makespans: a cause costs what the makespan loses without it (sched.h, tp_bubble). */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Seconds are checked before anything is simulated: finite, and not negative. */
+/* Durations of instructions: checked (finite, not negative) before anything is simulated. */
 #include "csrc/sched/internal.h"
 
 #include <math.h>

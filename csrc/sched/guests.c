@@ -1,5 +1,5 @@
-/* Activations that a rank keeps for another (SE, RE, SL, RL): where they are, and the rules of check that concern one stage and
- * micro-batch. What both ends of a pair agree on, and that everybody comes to an end, is in progress.c. */
+/* Activations that a rank keeps for another (SE, RE, SL, RL): where they are, and the checker's rules for one stage and
+ * micro-batch. The rules for pairs of ranks, and for deadlock, are in progress.c. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Where memory is saved: R on the stages that compute again what they did not keep, SO and SI on those that swap. */
+/* The passes that save memory: they add R on stages that recompute their activations, SO and SI on stages that swap them out. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>

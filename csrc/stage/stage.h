@@ -1,7 +1,7 @@
 /* The inside of a stage on the CPU (stage_ops.h is its seam; cuda/stage.h a GPU's): a range of blocks with their parameters,
  * the activations of the micro-batches in flight, and the forward, input-gradient and weight-gradient work of one token
- * slice. Once a stage is open nothing of it fails but with EABORTED, where the thread is told to stop (csrc/base/deadline.h): it asks
- * before each block, and before each tile of the head and its products, and what it leaves behind then is good for nothing.
+ * slice. Once a stage is open, its calls fail only with EABORTED, when the thread is told to stop (csrc/base/deadline.h): they ask
+ * before each block, and before each tile of the head and its products. The stage's contents are then undefined.
  * R = rows of a micro-batch = seq_len * batch.
  *
  * Slicing invariance. Every sum over tokens is a chain over "sequence ascending, token descending", whatever the slices,

@@ -1,6 +1,6 @@
-/* Versions of a stage's values: the newest, and those that backwards to come will read (PipeDream's weight stashing, Narayanan et al.,
- * SOSP 2019, section 3.3). A ring, which the last update of a step ends at version 0: there lie the values of a stage without versions,
- * and so every step finds each version where the last one had it (a device may do again what it has seen, at the same addresses). */
+/* Versions of a stage's weights: the newest, and the older ones that later backwards will still read (PipeDream's weight stashing,
+ * Narayanan et al., SOSP 2019, section 3.3). They form a ring. The last update of a step ends at version 0, where a stage without
+ * versions has its weights, so each step finds every version where the step before had it, and a captured graph stays right. */
 #include "csrc/stage/describe.h"
 
 #include <math.h>
