@@ -1,4 +1,5 @@
-/* The device vtable: what a stage asks of a CPU or a GPU. All numbers are fp32 unless said.
+/* The kernels' vtable: what the CPU's stage (csrc/stage) asks of csrc/cpu. All numbers are fp32 unless said. A GPU's stage calls
+ * the launchers of cuda/kernels.h instead; it shares the layout of rows, tp_attention and the aim of the contract below.
  *
  * Layout: activations are sequence-major, row (t, b) of token t and sequence b is row t * B + b; rows have a leading
  * dimension `ld` in floats. Gradients of parameters are accumulated (+=), activations and their gradients are written (=)

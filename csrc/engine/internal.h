@@ -1,4 +1,4 @@
-/* What the files of csrc/engine share and nobody else sees. */
+/* What the files of csrc/engine share: not for other folders. */
 #ifndef TP_ENGINE_INTERNAL_H
 #define TP_ENGINE_INTERNAL_H
 

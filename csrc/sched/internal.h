@@ -1,4 +1,4 @@
-/* What the files of csrc/sched share and nobody else sees. */
+/* What the files of csrc/sched share: not for other folders. */
 #ifndef TP_SCHED_INTERNAL_H
 #define TP_SCHED_INTERNAL_H
 

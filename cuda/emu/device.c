@@ -1,5 +1,5 @@
-/* device.h on host memory: every call has done its work when it returns, unless it was captured (cuda/emu/graph.h). Memory is what a GPU's is, only stricter: fresh
- * memory is full of NaN, and what lies right before and behind each allocation must stay as it is. */
+/* device.h on host memory: every call has done its work when it returns, unless it was captured (cuda/emu/graph.h). Stricter than a
+ * GPU's memory: fresh memory is full of NaN, and the bytes right before and behind each allocation are checked for writes. */
 #include "cuda/device_common.h"
 
 #include <pthread.h>

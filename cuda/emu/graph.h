@@ -1,6 +1,6 @@
-/* What an emulated stream does with work: runs it at once, or, while it captures, notes it for a graph; a graph runs what was
- * noted, as it was noted: arguments by value, memory by address. So whatever a captured call was told on the host is what every
- * launch of the graph does, and a test sees it where that should have changed.
+/* What an emulated stream does with work: it runs it at once or, while it captures, records it for a graph. A launch repeats
+ * what was recorded: arguments by value, memory by address. So an argument that should differ from launch to launch, but was
+ * captured, gives a wrong result that a test sees.
  *
  * Held to CUDA's rules for captures in thread-local mode (CUDA Programming Guide, "Stream Capture"; Runtime API, error codes
  * 900-907): a thread that captures neither takes nor gives back memory, a stream that captures is not waited for, events from

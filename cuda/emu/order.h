@@ -1,11 +1,11 @@
-/* What a GPU's streams may do at the same time. The emulator's do all at once and in the order of the calls, so that a wait that is
- * missing changes nothing there: here it is noticed. Every operation has a place in its stream; events and waits of the host carry
- * what is before what (vector clocks: Fidge 1988; Mattern 1989); two operations that touch the same bytes, one of them to write
- * them, must be in an order, or the later call fails.
+/* Finds missing waits between streams. An emulated stream does all work at once, in the order of the calls, so a missing wait
+ * changes no result there. Here every operation has a place in its stream, and events and waits of the host carry what is before
+ * what (vector clocks: Fidge 1988; Mattern 1989). Two operations that touch the same bytes, one of them writing, must be
+ * ordered, or the later call fails.
  *
- * Copies and messages are known byte by byte. Of a kernel or product its arguments are: a pointer to device memory among them counts
- * as one byte written there. So what one stream reads or writes before another is done with it shows where it begins at a pointer
- * of a kernel's, or in a copy. Memory of the host is not looked at. */
+ * Copies and messages are known byte by byte. Of a kernel or product only the arguments are known: a pointer to device memory
+ * counts as one byte written there. So a conflict with a kernel is found only at the address that the kernel was given. Host
+ * memory is not looked at. */
 #ifndef TP_CUDA_EMU_ORDER_H
 #define TP_CUDA_EMU_ORDER_H
 

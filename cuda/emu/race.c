@@ -1,11 +1,11 @@
-/* Looks for races of a kernel's threads: the emulator runs one at a time and cannot stumble on them.
+/* Looks for races between a kernel's threads, which the emulator, running one at a time, would not meet by itself.
  *
  * Built only where TP_CUDA_RACES is defined (tests/cuda_emu.py, races=True): there gcc compiles the kernels with
- * -fsanitize=thread, whose calls at each access come here in place of libtsan. Of every half word that a grid touches it is kept
- * who wrote it last and who has read it since, and when: after how many barriers of the block and of the warp. An access is
+ * -fsanitize=thread, whose calls at each access come here in place of libtsan. For every half word that a grid touches the last
+ * writer and the readers since are kept, each with the number of barriers of the block and of the warp before it. An access is
  * ordered behind another thread's if a barrier of both lies between them; if not, and one of the two writes, it is a race.
  * Blocks of a grid order nothing between them. An asynchronous copy writes at any time between its begin and the wait for it.
- * Found besides: shared memory that is read and that no thread of the block has written. */
+ * Also found: shared memory that is read before any thread of the block has written it. */
 #include "cuda/emu/machine.h"
 
 #ifdef TP_CUDA_RACES

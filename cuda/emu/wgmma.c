@@ -1,8 +1,8 @@
 /* Products of a warpgroup in the emulator (cuda/wgmma.h), by what the PTX ISA says of descriptors, not by how kernels write tiles.
  * They are done at the wait that covers them, or at once (tp_simt_set_order(4)): whoever reads d too early, or changes an operand
  * too early, gets other numbers in one of the orders. An element's 16 products are added before they are added to d, so that tiles
- * which do not begin at absolute multiples show in the bits; in what order and precision a GPU adds them nobody says.
- * Held to besides: the threads of a warpgroup bring the same descriptors; a fence of the registers lies between a wait (or the
+ * which do not begin at absolute multiples show in the bits; the order and precision in which a GPU adds them are not documented.
+ * Also checked: the threads of a warpgroup bring the same descriptors; a fence of the registers lies between a wait (or the
  * begin) and the next product; no product is left to itself at the end. */
 #include "cuda/wgmma.h"
 
