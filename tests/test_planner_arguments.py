@@ -352,6 +352,17 @@ def test_numbers_that_are_far_too_large_are_refused_before_there_are_arrays_of_a
         planners.slice_batch_and_tokens(costs, 2**31 - 1, 2, seq_len=2)
 
 
+def test_as_many_micro_batches_as_a_program_holds_are_planned():
+    """65536, numbers of 16 bits; with so many the baselines and every plan were refused, though said to be possible."""
+    model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=9, block_size=8)
+    plan = tp.plan(model, tp.Cluster(num_devices=2, memory_bytes=1e11), 65536, 8, planner="uniform", stages=2,
+                   slicing=[(1, [8])] * 65536)  # fmt: skip
+    assert plan.program.num_micro_batches == 65536 == len(plan.slicing)
+    assert planners.uniform([1.0, 1.0], [2.0, 2.0], 2, 65536).step_time_s == 3.0 * 65537
+    with pytest.raises(tp.InvalidValueError, match="micro_batches is 65537: 1 to 65536"):
+        planners.uniform([1.0, 1.0], [2.0, 2.0], 2, 65537)
+
+
 @pytest.mark.parametrize("wrong, words", [
     ({"update_s": "abc"}, "update_s is str"), ({"update_s": 10**400}, "update_s is 1000"),
     ({"update_s": [1.0, 1.0, 1.0]}, "update_s has 3 entries"),

@@ -37,8 +37,8 @@ tp_slicing_open(int32_t seq_len, int32_t batch, int32_t micros, const int32_t *b
                 const int32_t *lengths, tp_slicing **out)
 {
     int64_t starts = 0;
-    if (micros < 1 || micros > 65535)
-        return tp_fail(TP_EVALUE, "there are %d micro-batches: 1 to 65535 would be right", micros);
+    if (micros < 1 || micros > 65536)
+        return tp_fail(TP_EVALUE, "there are %d micro-batches: 1 to 65536 would be right", micros);
     TP_TRY(check(seq_len, batch, micros, batches, slices, lengths, &starts));
     tp_slicing *slicing = calloc(1, sizeof *slicing);
     tp_micro *micro = calloc((size_t)micros, sizeof *micro);

@@ -28,8 +28,8 @@ tp_chain_check(const tp_chain *c, int stages)
     if (stages > c->blocks)
         return tp_fail(TP_EVALUE, "stages is %d for %d blocks: at most one stage a block, %d, is possible", stages, c->blocks,
                        c->blocks);
-    if (c->micros < 1 || c->micros > 65535)
-        return tp_fail(TP_EVALUE, "micro_batches is %d: 1 to 65535 are possible", c->micros);
+    if (c->micros < 1 || c->micros > 65536)
+        return tp_fail(TP_EVALUE, "micro_batches is %d: 1 to 65536 are possible", c->micros);
     if (!(c->comm_s >= 0.0 && c->comm_s <= 1e300))
         return tp_fail(TP_EVALUE, "comm_s is %g: a finite time of 0 or more is needed", c->comm_s);
     if (!(c->limit_bytes >= 0.0 && c->limit_bytes <= 1e300))
