@@ -419,6 +419,7 @@ def test_bad_requests_are_refused_by_name():
         (TypeError, "work", lambda: planners.slice_uneven([good], work=0.5)),
         (tp.InfeasibleError, "1 bytes short", lambda: planners.slice_uneven([good], memory=SliceMemory(9.0, 10.0))),
         (ValueError, "no machines", lambda: planners.flow_shop_time(np.ones((2, 0)))),
+        (ValueError, "beyond what a double holds", lambda: planners.flow_shop_time(np.full((3, 2), 1e308))),
     ):
         with pytest.raises(kind, match=word):
             call()

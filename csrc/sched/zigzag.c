@@ -266,7 +266,7 @@ request_ok(const tp_zigzag_request *r)
         return tp_fail(TP_EVALUE, "micro-batches is %d: 1 to 65536 would be right", r->micros);
     if (!(r->forward_s > 0 && r->forward_s < 1e300 && r->input_s > 0 && r->input_s < 1e300 && r->weight_s > 0 &&
           r->weight_s < 1e300))
-        return tp_fail(TP_EVALUE, "nominal seconds are %g, %g and %g: finite and above 0 would be right", r->forward_s,
+        return tp_fail(TP_EVALUE, "nominal seconds are %g, %g and %g: above 0 and below 1e300 would be right", r->forward_s,
                        r->input_s, r->weight_s);
     return TP_OK;
 }

@@ -189,9 +189,13 @@ def slice_uneven(
 def flow_shop_time(times: Any) -> float:
     """The makespan of jobs that pass machines in order: times float64 [jobs, machines] seconds, every machine takes the jobs
     in their order (a permutation flow shop). Slices through stages are one; with links as machines in between, slices whose
-    messages travel beside the work. In seconds; InvalidValueError names a cell that is negative or not finite."""
+    messages travel beside the work. In seconds; InvalidValueError names a cell that is negative or not finite, or says that they
+    add up to more than a double holds."""
     cells = array(times, "times")
     if cells.ndim == 2 and cells.size and not (np.isfinite(cells) & (cells >= 0)).all():
         m, q = np.argwhere(~(np.isfinite(cells) & (cells >= 0)))[0]
         raise _core.InvalidValueError(f"times[{m}, {q}] is {cells[m, q]}: finite seconds from 0 on would be right")
-    return float(_core.flow_shop(cells))
+    makespan = float(_core.flow_shop(cells))
+    if not np.isfinite(makespan):
+        raise _core.InvalidValueError("times add up beyond what a double holds: smaller seconds would be right")
+    return makespan
