@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _LONG = 10_000_000       # ticks of a program, of whose slices few starts are looked at
 NEAR = 1.1               # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36        # of all work, where planners get whole numbers
+_APART = 16384           # units of a sequence; of more the exact search by forward and backward apart takes minutes, not seconds
 _OVER_RANKS = 2_000_000  # candidates of a search for stages by which ranks have equal work
 
 
@@ -137,7 +138,7 @@ def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: in
     seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
     if seq_len > unit:
         # The paper's objective (forward + backward as one), and the one with both apart (PLANNERS.md 1.6).
-        for apart in (None, True):
+        for apart in (None, True) if seq_len // unit <= _APART else (None,):
             one = planners.slice_tokens(costs, stages, seq_len=seq_len, granularity=unit, bwd=apart)
             seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
     most = min(batch, judge.costs.known_batch)

@@ -2,12 +2,14 @@
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 from test_planners import Model, close, refused, thresholds
 
 import terapipe_c as tp
-from terapipe_c import planners
+from terapipe_c import planners, starts
+from terapipe_c.judge import Judge
 
 
 def few_valued(rng, n, first, rise, values):
@@ -170,3 +172,21 @@ def test_times_that_a_double_hardly_holds_are_not_called_optimal():
     got = planners.slice_tokens(f, 3, bwd=b)
     assert got.latency_s == 18 * 5e-324 or not got.optimal and got.lower_bound_s <= 18 * 5e-324, got
     assert planners.slice_tokens(f * 2.0**60, 3, bwd=b * 2.0**60).latency_s == 18 * 5e-324 * 2.0**60
+
+
+def test_a_long_sequence_of_a_prime_number_of_tokens_does_not_begin_with_a_search_of_minutes(monkeypatch):
+    """Its slices can be multiples of one token alone: of 65521, forward and backward apart took 45 s, four times a plan."""
+    model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=8, vocab_size=9, block_size=65521)
+    judge = Judge(model, tp.CostModel.analytic(model, tp.Cluster(num_devices=2, memory_bytes=1e12)), 2, 1, None)
+    asked = []
+
+    def slice_tokens(costs, stages, *, seq_len, granularity, bwd):
+        asked.append((seq_len // granularity, bwd))
+        return SimpleNamespace(lengths=[seq_len // 2, seq_len - seq_len // 2])
+
+    monkeypatch.setattr(planners, "slice_tokens", slice_tokens)
+    seeds = starts.slicing_seeds(judge, 1, 65521, 1, 65522)
+    assert ((1, (32760, 32761)),) in seeds and asked == [(65521, None)]
+    asked.clear()
+    starts.slicing_seeds(judge, 1, 32768, 2, 65522)
+    assert asked == [(16384, None), (16384, True)]
