@@ -372,7 +372,7 @@ def test_clipping_is_pytorch_s_to_the_last_digits():
 
     norm, grads, moments = ranks_do(model, partition_of(model, []), [(1, [24])] * 2, program, work, params=params)[0]
     wide = {name: grad.astype(np.float64) for name, grad in grads.items()}
-    part = float(np.float32(1.0) - np.float32(0.9))            # of a gradient in its first moment
+    part = float(np.float32(1 - 0.9))                          # of a gradient in its first moment
     scale = sum((moments[n] / part * g).sum() for n, g in wide.items()) / sum((g * g).sum() for g in wide.values())
     assert scale == pytest.approx(0.25 / (norm + 1e-6), rel=1e-7) != pytest.approx(0.25 / norm, rel=1e-7)
 

@@ -127,6 +127,17 @@ def test_20_steps_agree_with_the_oracles_adamw(tmp_path, tie, bias):
         assert moved > 0 and np.linalg.norm(saved["params"][name] - right) <= 1e-2 * moved, name
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.99999), (0.9999999, 0.999999999999)])
+def test_betas_that_no_float_is_are_the_oracles(betas):
+    """1 - 0.99999f is a 700th more than 1 - 0.99999; and the nearest float to the last of these is 1."""
+    plan, options = make_plan(1, "gpipe"), dict(lr=1e-2, lr_schedule="constant", betas=betas)
+    losses = [record.loss for record in start(plan, 20, processes=False, **options, warmup_steps=0)]
+    batches = [tp.Dataset(DATA, SEQ, BATCH, seed=HYPER["seed"]).batch(step) for step in range(20)]
+    expected, _ = ref.train(plan.model, tp.init_params(plan.model, seed=HYPER["seed"]), batches, **options)
+    assert expected[-1] < expected[0] - 0.1
+    assert max(abs(loss / right - 1) for loss, right in zip(losses, expected, strict=True)) <= 1e-5
+
+
 def test_20_steps_agree_with_torch(tmp_path):
     pytest.importorskip("torch")
     import torch_reference

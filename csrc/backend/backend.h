@@ -133,7 +133,7 @@ typedef struct {
     /* Decoupled AdamW (Loshchilov & Hutter 2019): g' = g * grad_scale; m, v updated; bias-corrected; p = from - lr * (mhat /
      * (sqrt(vhat) + eps) + weight_decay * from). Coefficients already hold the step: bias1 = 1 - beta1^t. `from` may be p. */
     void (*adamw)(tp_backend *be, int64_t n, const float *from, float *p, const float *g, float *m, float *v, float lr,
-                  float beta1, float beta2, float eps, float weight_decay, float bias1, float bias2, float grad_scale);
+                  double beta1, double beta2, float eps, float weight_decay, float bias1, float bias2, float grad_scale);
 
     /* Bytes of workspace that every op above needs for stages of a model of these dimensions, slices of up to `rows`
      * rows, with `members` threads. */

@@ -7,22 +7,35 @@
 
 #include <float.h>
 
+/* Of a moment: beta = kept + rest, and 1 - beta. A float alone would be another beta, of which bias1 and bias2 know nothing:
+ * 1 - 0.99999f is a 700th more than 0.00001. */
+typedef struct {
+    float kept, rest, taken;
+} adamw_shares;
+
 typedef struct {
     int64_t n;
     float *p, *m, *v;
     const float *from, *g;
-    float lr, beta1, beta2, eps, weight_decay, inverse_bias1, inverse_root_bias2, grad_scale;
+    float lr, eps, weight_decay, inverse_bias1, inverse_root_bias2, grad_scale;
+    adamw_shares mean, square;
     float least_g, least_v; /* of what v sees; 0 if eps hides nothing */
 } adamw_job;
+
+VEC_INLINE vf16
+adamw_mean(adamw_shares share, vf16 old, vf16 more)
+{
+    vf16 rest = vec_fma(vec_set1(share.rest), old, vec_mul(vec_set1(share.taken), more));
+    return vec_fma(vec_set1(share.kept), old, rest);
+}
 
 VEC_INLINE void
 adamw_part(const adamw_job *job, int64_t i, int64_t lanes)
 {
     vf16 g = vec_mul(rows_load(job->g + i, lanes), vec_set1(job->grad_scale));
     vf16 seen = vec_keep(g, vec_set1(job->least_g));
-    vf16 m = vec_fma(vec_set1(job->beta1), rows_load(job->m + i, lanes), vec_mul(vec_set1(1.0f - job->beta1), g));
-    vf16 v = vec_fma(vec_set1(job->beta2), rows_load(job->v + i, lanes),
-                     vec_mul(vec_set1(1.0f - job->beta2), vec_mul(seen, seen)));
+    vf16 m = adamw_mean(job->mean, rows_load(job->m + i, lanes), g);
+    vf16 v = adamw_mean(job->square, rows_load(job->v + i, lanes), vec_mul(seen, seen));
     m = vec_keep(m, vec_set1(FLT_MIN));
     v = vec_keep(v, vec_set1(job->least_v));
     vf16 step = vec_div(m, vec_fma(vec_sqrt(v), vec_set1(job->inverse_root_bias2), vec_set1(job->eps)));
@@ -45,9 +58,15 @@ adamw_work(void *argument, int member, int members)
         adamw_part(&job, i, last - i);
 }
 
+static adamw_shares
+adamw_shared(double beta)
+{
+    return (adamw_shares){.kept = (float)beta, .rest = (float)(beta - (double)(float)beta), .taken = (float)(1 - beta)};
+}
+
 static void
-cpu_adamw(tp_backend *be, int64_t n, const float *from, float *p, const float *g, float *m, float *v, float lr, float beta1,
-          float beta2, float eps, float weight_decay, float bias1, float bias2, float grad_scale)
+cpu_adamw(tp_backend *be, int64_t n, const float *from, float *p, const float *g, float *m, float *v, float lr, double beta1,
+          double beta2, float eps, float weight_decay, float bias1, float bias2, float grad_scale)
 {
     const float hidden = eps * 0x1p-24f, hidden_square = hidden * hidden;
     adamw_job job = {.n = n,
@@ -57,8 +76,8 @@ cpu_adamw(tp_backend *be, int64_t n, const float *from, float *p, const float *g
                      .v = v,
                      .g = g,
                      .lr = lr,
-                     .beta1 = beta1,
-                     .beta2 = beta2,
+                     .mean = adamw_shared(beta1),
+                     .square = adamw_shared(beta2),
                      .eps = eps,
                      .weight_decay = weight_decay,
                      .inverse_bias1 = 1.0f / bias1,

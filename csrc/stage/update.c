@@ -93,7 +93,7 @@ update_tensor(tp_stage *stage, int i, const float *from, const tp_adamw *adamw, 
     const tp_stage_param *param = &stage->base.param[i];
     double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
     stage->be->ops->adamw(stage->be, param->floats, from, param->value, param->grad, param->m, param->v, (float)adamw->lr,
-                          (float)adamw->beta1, (float)adamw->beta2, (float)adamw->eps,
+                          adamw->beta1, adamw->beta2, (float)adamw->eps,
                           (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,
                           (float)grad_scale);
     tp_stage_pack(stage, param); /* while its value may still be in a cache */

@@ -471,7 +471,8 @@ check_pointwise(int64_t n)
 static void
 check_adamw(int64_t n, float decay, float grad_scale)
 {
-    const float lr = 1e-2f, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+    const float lr = 1e-2f, eps = 1e-8f;
+    const double beta1 = 0.9, beta2 = 0.99999; /* which no float is */
     matrix p = matrix_random(2, n, n + 1, 1, 0), g = matrix_random(1, n, n, 1, 0), m = matrix_random(2, n, n + 1, 0, 0);
     matrix v = matrix_copy(&m), start = matrix_copy(&p), next = matrix_copy(&p);
     double *dp = malloc((size_t)n * sizeof *dp), *dm = calloc((size_t)n, sizeof *dm),
@@ -480,14 +481,14 @@ check_adamw(int64_t n, float decay, float grad_scale)
         dp[i] = (double)p.row[i];
     g.row[0] = p.row[0] = 0, dp[0] = 0; /* padding: stays zero */
     for (int step = 1; step <= 3; step++) {
-        double bias1 = 1 - pow((double)beta1, step), bias2 = 1 - pow((double)beta2, step);
+        double bias1 = 1 - pow(beta1, step), bias2 = 1 - pow(beta2, step);
         float *to = step == 2 ? next.row : p.row; /* another version */
         be.ops->adamw(&be, n, p.row, to, g.row, m.row, v.row, lr, beta1, beta2, eps, decay, (float)bias1, (float)bias2, grad_scale);
         memmove(p.row, to, (size_t)n * sizeof *to);
         for (int64_t i = 0; i < n; i++) {
             double d = (double)g.row[i] * (double)grad_scale;
-            dm[i] = (double)beta1 * dm[i] + (1 - (double)beta1) * d;
-            dv[i] = (double)beta2 * dv[i] + (1 - (double)beta2) * d * d;
+            dm[i] = beta1 * dm[i] + (1 - beta1) * d;
+            dv[i] = beta2 * dv[i] + (1 - beta2) * d * d;
             dp[i] -= (double)lr * (dm[i] / bias1 / (sqrt(dv[i] / bias2) + (double)eps) + (double)decay * dp[i]);
             g.row[i] = -0.7f * g.row[i];
         }
