@@ -296,6 +296,9 @@ def test_grids_are_read_from_words_and_files(tmp_path):
         (tmp_path / "grid.json").write_text(content)
         with pytest.raises(ValueError, match=message):
             read_grid([str(tmp_path / "grid.json")], known)
+    (tmp_path / "grid.json").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"grid\.json: a grid is NAME.*no UTF-8"):
+        read_grid([str(tmp_path / "grid.json")], known)
 
 
 def test_a_sweep_writes_failures_too_and_resumes(tmp_path):
@@ -324,9 +327,11 @@ def test_a_sweep_writes_failures_too_and_resumes(tmp_path):
     path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:30])  # killed while it wrote its third row
     assert sweep().run() == {"done": 1, "failed": 1, "skipped": 2}
     assert [json.loads(line)["trial"] for line in path.read_text().splitlines()] == list(sweep().points())
-    path.write_text("not a row\n" + lines[0] + "\n")
-    with pytest.raises(ValueError, match="line 1: no row of a sweep"):
-        sweep().run()
+    for foreign in (b"not a row\n" + lines[0].encode() + b"\n", b"no row, and the only line", b"a note\n", b"\xff\xfe", b"7"):
+        path.write_bytes(foreign)
+        with pytest.raises(ValueError, match="line 1: no row of a sweep"):
+            sweep().run()
+        assert path.read_bytes() == foreign  # what is not a sweep's is not cut off, nor written on
 
 
 # ---- the whole way -----------------------------------------------------------------------------------------------------
