@@ -72,6 +72,9 @@ def make_folders(path: Path) -> None:
     except RecursionError:                           # pathlib goes up by calling itself, and has made nothing by then
         raise InvalidValueError(f"{brief(str(path))} is a folder within {len(path.parts) - 1} others: some hundreds fewer would be "
                                 "right") from None
+    except FileExistsError:                          # a link to nothing, too
+        raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder would have to be: another path would be right",
+                                 str(path)) from None
 
 
 @contextmanager

@@ -323,8 +323,8 @@ class Folder:
             path.mkdir()
         except FileExistsError:
             self.made = False
-            if not path.is_dir():
-                raise
+            if not path.is_dir():      # nor a file, or it would have been refused before
+                raise FileExistsError(17, "this run folder is a link to nothing: another one would be right", str(path)) from None
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -270,3 +270,20 @@ def test_folders_in_each_other_beyond_reason_are_named(monkeypatch, tmp_path, ca
     with pytest.raises(tp.InvalidValueError, match="y/y.* is a folder within [0-9]+ others: some hundreds fewer would be right"):
         call("y/" * 1500)
     assert not Path("y").exists()
+
+
+@pytest.mark.parametrize("call", [
+    lambda path: tp.launch(PLAN, DATA, 1, out=f"{path}/run", processes=False, progress=False),
+    lambda path: tp.export_hf(path, model=MODEL, params=PARAMS),
+    lambda path: Sweep(Path(path) / "sweep.jsonl", {"lr": [1]}, {}, dict).run(),
+])  # fmt: skip
+def test_a_file_where_a_folder_would_have_to_be_is_named(monkeypatch, tmp_path, call):
+    """And not, as mkdir has it, an existing file of which nobody had asked that it be new."""
+    monkeypatch.chdir(tmp_path)
+    Path("note").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="a file is where a folder would have to be: another path would be right.*note"):
+        call("note")
+    assert Path("note").read_text() == "mine"
+    Path("run").symlink_to("nowhere")
+    with pytest.raises(FileExistsError, match="this run folder is a link to nothing: another one would be right"):
+        tp.launch(PLAN, DATA, 1, out="run", processes=False, progress=False)
