@@ -63,7 +63,7 @@ def left_s() -> float:
     return max(0.0, (_core.deadline_get() - _core.deadline_now()) * 1e-9)
 
 
-def check_time() -> None:
-    """DeadlineError where there is no time left."""
-    if late():
+def check_time(stopped: bool = False) -> None:
+    """DeadlineError where there is no time left, or its share of it stopped what could have been a plan."""
+    if stopped or late():
         raise DeadlineError("no time was left for a plan: a longer time_limit_s would be right")

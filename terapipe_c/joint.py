@@ -259,6 +259,7 @@ class _Search:
         self.by = ""
         self.refusals: list[InfeasibleError] = []   # of what is asked whatever the limit of memory
         self.cut: list[str] = []               # single planners that the time limit stopped
+        self.stopped: set[str] = set()         # what was told to recompute and had no plan when its share of the time was up
         self.reserve: Found | None = None      # what was built at once, where there is a time limit
         self.log: list[str] = []
         self.work = 0
@@ -476,17 +477,20 @@ class _Search:
                             + (", stopped by the time limit" if late() else ""))
 
     def recompute(self, at_last: bool = False) -> bool:
-        """Where some plan did not fit, or at last: those that are told to recompute. Were they asked?"""
+        """Where some plan did not fit, or at last: those that are told to recompute. Were they asked, and all had the time?"""
         binds = self.best is None or any(judge.shortest is not None for judge in self.judges.values())
         if self.request.recompute or late() or not (binds or at_last):
             return False
+        self.stopped.clear()
         for again, found in recomputing(self.request):
+            if isinstance(found, DeadlineError):
+                self.stopped.add(again)
             if isinstance(found, Error):
                 self._refused(found)
                 continue
             better = self.offer(found, f"terapipe with recompute = {again!r}")
             self.log.append(f"told to recompute {again}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
-        return True
+        return not self.stopped
 
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
@@ -511,7 +515,7 @@ def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: Non
     if s.best is None and s.reserve is not None:
         s.offer(s.reserve, "what could be built at once")
     if s.best is None:
-        check_time()
+        check_time(bool(s.stopped))
         near = [judge.refuse() for judge in s.judges.values() if judge.shortest is not None]
         raise lightest(s.refusals or near or [InfeasibleError("no plan of any planner fits: more memory_bytes would be right")])
     if late():

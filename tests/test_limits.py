@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import _core, deadline, planners
+from terapipe_c import _core, deadline, joint, planners
 from terapipe_c.deadline import late, share, within, without
 from terapipe_c.request import PLANNERS
 from terapipe_c.starts import StageCost
@@ -69,6 +69,21 @@ def test_nothing_is_called_impossible_because_of_a_limit(counted):
         tp.plan(MODEL, CLUSTER, memory_bytes=4, time_limit_s=1e-9, **REQUEST)
     with pytest.raises(tp.InfeasibleError):
         tp.plan(MODEL, CLUSTER, memory_bytes=4, time_limit_s=1e9, **REQUEST)
+
+
+@pytest.mark.parametrize(("times", "error"), [(1, tp.InfeasibleError), (9, tp.DeadlineError)])
+def test_what_its_share_of_the_time_stopped_is_asked_again_and_not_called_impossible(counted, monkeypatch, times, error):
+    """Of what recomputes: far from the limit's end, and while all else was refused in its own time."""
+    ask, rounds = joint.recomputing, []
+
+    def stopped(request):
+        rounds.append(request)
+        return iter([("full", tp.DeadlineError("its share is over"))]) if len(rounds) <= times else ask(request)
+
+    monkeypatch.setattr(joint, "recomputing", stopped)
+    with pytest.raises(error):
+        tp.plan(MODEL, CLUSTER, memory_bytes=4, time_limit_s=1e9, **REQUEST)
+    assert len(rounds) == 2
 
 
 @pytest.mark.parametrize("planner", PLANNERS[1:])
