@@ -15,6 +15,7 @@ import itertools
 import math
 import os
 import statistics
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -195,7 +196,8 @@ def optim_cases(k: Rows, dtype: torch.dtype, n: int) -> Iterator[Case]:
     p, m, v = p0.clone(), m0.clone(), v0.clone()
     copy = k.nan(n, dtype=dtype)
     beta1, beta2, lr, eps, decay, scale = 0.9, 0.95, 1e-2, 1e-8, 0.1, 0.5
-    args = torch.tensor([lr, beta1, beta2, eps, decay, 1 - beta1**3, 1 - beta2**3, scale], device=k.device)
+    packed = struct.pack("dd6f", beta1, beta2, lr, eps, decay, 1 - beta1**3, 1 - beta2**3, scale)  # tp_adamw_args
+    args = torch.tensor(list(packed), device=k.device, dtype=torch.uint8)
 
     def stepped() -> list[tuple[torch.Tensor, torch.Tensor, float]]:
         g64 = g.double() * scale

@@ -95,7 +95,8 @@ tp_cuda_sumsq(tp_stream stream, int64_t n, const float *x, double *out, double *
 
 /* As tp_backend_ops.adamw: bias1 = 1 - beta1^t, bias2 = 1 - beta2^t of this step. */
 typedef struct {
-    float lr, beta1, beta2, eps, weight_decay, bias1, bias2, grad_scale;
+    double beta1, beta2;
+    float lr, eps, weight_decay, bias1, bias2, grad_scale;
 } tp_adamw_args;
 
 /* Decoupled AdamW (Loshchilov & Hutter 2019) of n master weights `from` (which may be p) into p, gradients g, moments m, v;

@@ -106,9 +106,9 @@ tp_cuda_stage_sumsq(tp_stage *stage, double *sums)
 static tp_adamw_args
 args_of(const tp_adamw *adamw, double grad_scale)
 {
-    return (tp_adamw_args){.lr = (float)adamw->lr,
-                           .beta1 = (float)adamw->beta1,
-                           .beta2 = (float)adamw->beta2,
+    return (tp_adamw_args){.beta1 = adamw->beta1,
+                           .beta2 = adamw->beta2,
+                           .lr = (float)adamw->lr,
                            .eps = (float)adamw->eps,
                            .weight_decay = (float)adamw->weight_decay,
                            .bias1 = (float)(1 - pow(adamw->beta1, (double)adamw->step)),

@@ -3,6 +3,7 @@ so of kernels that are wrong on purpose. What compute-sanitizer's racecheck woul
 
 import ctypes
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_row_kernels_have_no_races(k, dtype, rows, n):
     k("sumsq", g.size, g, total, k.put(np.zeros(k.lib.tp_cuda_sumsq_partials(g.size))))
     assert np.isfinite(loss).all() and total[0] > 0
     many = k.put(np.ones(600))
-    args = (ctypes.c_float * 8)(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.1, 0.05, 1.0)
+    args = ctypes.create_string_buffer(struct.pack("dd6f", 0.9, 0.95, 1e-3, 1e-8, 0.1, 0.1, 0.05, 1.0))
     k("adamw", dtype, p.size, p, p, g, m, v, k.empty(dtype, p.size), ctypes.addressof(args), None)
-    k("clip", 600, 1, many, k.put(np.ones(600)), 0.5, ctypes.addressof(args), k.put(np.zeros(10)))
+    k("clip", 600, 1, many, k.put(np.ones(600)), 0.5, ctypes.addressof(args), k.put(np.zeros(12)))
     k("cast", dtype, p.size, p, k.empty(dtype, p.size))

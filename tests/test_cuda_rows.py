@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,11 @@ def test_sumsq(k: Kernels) -> None:
     assert out[0] > 8e76, "squares of large numbers stay finite"
 
 
+def adamw_args(beta1: float, beta2: float, *others: float) -> Any:
+    """tp_adamw_args (cuda/kernels.h); others: lr, eps, weight_decay, bias1, bias2, grad_scale."""
+    return np.frombuffer(struct.pack("dd6f", beta1, beta2, *others), np.uint8).copy()
+
+
 @DTYPES
 def test_adamw(k: Kernels, dtype: int) -> None:
     rng = np.random.default_rng(9)
@@ -348,8 +354,8 @@ def test_adamw(k: Kernels, dtype: int) -> None:
         state = [k.put(x.astype(np.float32), i % 2) for x in (p, g, m, v)]
         p, g, m, v = map(numbers, state)
         copy = k.empty(dtype, n)
-        beta1, beta2, lr, eps, decay, scale = 0.9, 0.95, 1e-2, 1e-8, 0.1, 0.5
-        args = np.array([lr, beta1, beta2, eps, decay, 1 - beta1**3, 1 - beta2**3, scale], np.float32)
+        beta1, beta2, lr, eps, decay, scale = 0.9, 0.99999, 1e-2, 1e-8, 0.1, 0.5  # no float is either beta
+        args = adamw_args(beta1, beta2, lr, eps, decay, 1 - beta1**3, 1 - beta2**3, scale)
         twin = [x.copy() for x in state]
         k("adamw", dtype, n, *(state[j] for j in (0, 0, 1, 2, 3)), copy, args, None)
         m = beta1 * m + (1 - beta1) * scale * g
@@ -368,7 +374,7 @@ def test_adamw_lets_moments_vanish_and_shows_nan(k: Kernels) -> None:
     """Moments too small for a normal number become zero (csrc/cpu/optim.c); NaN does not."""
     p, g, m, v, copy = (k.put(np.array(x, np.float32)) for x in
                         ([1, 1, 1], [0, np.nan, 0], [1e-39, 0, 0], [1e-39, 0, np.nan], [9, 9, 9]))  # fmt: skip
-    args = np.array([0.1, 0.9, 0.95, 1e-8, 0, 0.5, 0.5, 1], np.float32)
+    args = adamw_args(0.9, 0.95, 0.1, 1e-8, 0, 0.5, 0.5, 1)
     k("adamw", F32, 3, p, p, g, m, v, copy, args, None)
     assert p[0] == 1 and m[0] == 0 and v[0] == 0
     assert np.isnan(p[1:]).all() and np.isnan(copy[1:]).all() and np.isnan(m[1]) and np.isnan(v[1:]).all()
@@ -379,25 +385,25 @@ def test_adamw_from_another_version_and_without_an_update(k: Kernels, dtype: int
     rng = np.random.default_rng(10)
     for i, n in enumerate((7, 1000)):
         p, g, m, v = (k.put(np.abs(rng.normal(size=n)).astype(np.float32), i % 2) for _ in range(4))
-        before, args = [x.copy() for x in (p, g, m, v)], np.array([1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 0.5, 1], np.float32)
+        before, args = [x.copy() for x in (p, g, m, v)], adamw_args(0.9, 0.95, 1e-2, 1e-8, 0.1, 0.5, 0.5, 1)
         new, copy, again = k.put(np.full(n, np.nan, np.float32), i % 2), k.empty(dtype, n), k.put(before[0])
         k("adamw", dtype, n, p, new, g, m, v, copy, args, None)
         k("adamw", dtype, n, again, again, g, *(k.put(x) for x in before[2:]), None, args, None)
         assert p.tobytes() == before[0].tobytes() and new.tobytes() == again.tobytes() != p.tobytes()
-        moments, args[7] = [x.copy() for x in (m, v)], np.nan
+        moments, args = [x.copy() for x in (m, v)], adamw_args(0.9, 0.95, 1e-2, 1e-8, 0.1, 0.5, 0.5, np.nan)
         k("adamw", dtype, n, p, new, g, m, v, copy, None, k.put(args))
         assert new.tobytes() == p.tobytes() and copy.tobytes() == of(dtype, p).tobytes()
         assert [x.tobytes() for x in (m, v)] == [x.tobytes() for x in moments]
         k.clear()
 
 
-CLIPPED = np.dtype([("vector", np.float32, 8), ("matrix", np.float32, 8), ("norm2", np.float64), ("refused", np.int32),
-                    ("_", np.int32)])  # fmt: skip
+GIVEN = np.dtype([("betas", np.float64, 2), ("others", np.float32, 6)])  # adamw_args
+CLIPPED = np.dtype([("vector", GIVEN), ("matrix", GIVEN), ("norm2", np.float64), ("refused", np.int32), ("_", np.int32)])
 
 
 def test_clip(k: Kernels) -> None:
     """What an update is told: the scale, decay for matrices alone, squares so far; nothing from the first norm on that is wrong."""
-    rng, args = np.random.default_rng(12), np.arange(1, 9, dtype=np.float32)
+    rng, args, others = np.random.default_rng(12), adamw_args(*range(1, 9)), range(3, 9)
     for n in (1, 7, 256, 1000):
         squares, out = k.put(np.full(n, np.nan)), k.put(np.full(1, 255, np.uint8).repeat(CLIPPED.itemsize).view(CLIPPED))
         total = np.zeros(n)
@@ -408,12 +414,13 @@ def test_clip(k: Kernels) -> None:
             k("clip", n, micro, k.put(sums), squares, grad_clip, args, out)
             told, norm = out[0], math.sqrt(math.fsum(sums))
             scale = np.nan if micro >= 3 else np.float32(0.5 / (norm + 1e-6)) if grad_clip == 0.5 < norm else 1.0
-            assert np.allclose(told["matrix"], [*args[:7], scale], rtol=1e-6, equal_nan=True)
-            assert np.allclose(told["vector"], [*args[:4], 0, *args[5:7], scale], rtol=1e-6, equal_nan=True)
+            assert np.allclose(told["matrix"]["others"], [*others[:5], scale], rtol=1e-6, equal_nan=True)
+            assert np.allclose(told["vector"]["others"], [*others[:2], 0, *others[3:5], scale], rtol=1e-6, equal_nan=True)
+            assert told["matrix"]["betas"].tolist() == told["vector"]["betas"].tolist() == [1, 2]
             assert told["refused"] == (4 if micro >= 3 else 0) and np.allclose(squares, total, rtol=1e-14)
             assert np.isinf(told["norm2"]) if micro >= 3 else math.isclose(told["norm2"], norm**2, rel_tol=1e-14)
         k("clip", n, 0, k.put(np.ones(n)), squares, 0.0, args, out)     # the next step
-        assert out[0]["refused"] == 0 and out[0]["matrix"][7] == 1 and (squares == 1).all()
+        assert out[0]["refused"] == 0 and out[0]["matrix"]["others"][5] == 1 and (squares == 1).all()
         k.clear()
 
 
