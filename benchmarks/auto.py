@@ -19,7 +19,7 @@ import numpy as np
 from common import header, write
 
 import terapipe_c as tp
-from terapipe_c.request import BY_NAME, CHUNKED, JOINT, PLANNERS
+from terapipe_c.planning.request import BY_NAME, CHUNKED, JOINT, PLANNERS
 
 
 def named(planner: str, model: tp.GPTConfig, stages: int) -> Iterator[tuple[str, int]]:

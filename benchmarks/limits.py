@@ -18,7 +18,7 @@ from typing import Any
 from common import header, write
 
 import terapipe_c as tp
-from terapipe_c.request import CHUNKED, PLANNERS
+from terapipe_c.planning.request import CHUNKED, PLANNERS
 
 # layers x stages: width, batch, tokens
 SIZES = {"24x8": (1024, 16, 1024), "32x4": (4096, 8, 2048), "36x6": (1280, 12, 1024), "48x8": (1600, 8, 1024),

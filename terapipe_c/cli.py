@@ -195,7 +195,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `tp.plan` but the planner."""
     import terapipe_c as tp
 
-    from .request import check_request
+    from .planning.request import check_request
 
     model, cluster = _model(args), _cluster(args)
     seq_len = model.block_size if args.seq_len is None else args.seq_len

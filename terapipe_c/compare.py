@@ -17,8 +17,8 @@ from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human
 from .cost import CostModel
 from .explain import restriction
 from .plan import Plan, costs_on, plan
+from .planning.request import PLANNERS, check_request
 from .progress import planning
-from .request import PLANNERS, check_request
 from .view import comparison_svg
 
 __all__ = ["Comparison", "Row", "compare"]

@@ -9,10 +9,10 @@ from . import _core
 from .config import counted, human_seconds, timeout
 from .cost import CostModel
 from .engine import in_threads
-from .judge import Candidate, Judge, Replicas, Savings
 from .links import Links
-from .own_program import OWN
 from .plan import Plan
+from .planning.judge import Candidate, Judge, Replicas, Savings
+from .planning.own_program import OWN
 from .schedule import Program, Timeline, tables
 
 __all__ = ["Emulation", "emulate"]

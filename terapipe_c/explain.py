@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .backend import choose
 from .config import counted, human_bytes, human_count, human_gap, human_seconds
 from .guests import guest_bytes, hosts
-from .judge import SLICED
+from .planning.judge import SLICED
 from .schedule import idle_causes
 
 if TYPE_CHECKING:

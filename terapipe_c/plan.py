@@ -35,15 +35,15 @@ from .config import (
     whole,
 )
 from .cost import PHASES, CostModel
-from .deadline import within
 from .explain import explain, format_slicing, memory_by_rank, restriction
 from .exports import megatron_flags, torch_csv
-from .joint import plan_jointly
-from .judge import CHIMERA, PIPEDREAM, saved_bytes
-from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
+from .planning.deadline import within
+from .planning.joint import plan_jointly
+from .planning.judge import CHIMERA, PIPEDREAM, saved_bytes
+from .planning.partitioners import Found, plan_one
+from .planning.request import LONG, Request, check_partition, check_request, check_slicing
 from .progress import planning
-from .request import LONG, Request, check_partition, check_request, check_slicing
 from .schedule import Timeline, idle_causes
 from .schedules import Program
 
@@ -186,7 +186,7 @@ class Plan:
         What the plan recomputes or swaps it still does. ``schedule`` is then "own". ScheduleError where it is no order that the
         engine runs, InfeasibleError where it needs more memory than the plan's limit.
         """
-        from .own_program import with_program
+        from .planning.own_program import with_program
 
         return with_program(self, program)
 

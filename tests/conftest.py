@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import terapipe_c
-from terapipe_c import joint
+from terapipe_c.planning import joint
 
 ROOT = Path(__file__).resolve().parents[1]
 

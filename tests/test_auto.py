@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import joint
-from terapipe_c.bounds import bound_s, least_work_s, whole_bound_s
-from terapipe_c.judge import ZIGZAG, Judge, possible
-from terapipe_c.request import BY_NAME, CHUNKED, JOINT, PLANNERS, SEVERAL, by_name_alone, check_request, has_chunks
-from terapipe_c.singles import Hurried, by_name, plan_singles, why_left_out
-from terapipe_c.starts import balanced
+from terapipe_c.planning import joint
+from terapipe_c.planning import request as requests
+from terapipe_c.planning.bounds import bound_s, least_work_s, whole_bound_s
+from terapipe_c.planning.judge import ZIGZAG, Judge, possible
+from terapipe_c.planning.request import BY_NAME, CHUNKED, JOINT, PLANNERS, SEVERAL, check_request, has_chunks
+from terapipe_c.planning.singles import Hurried, by_name, plan_singles, why_left_out
+from terapipe_c.planning.starts import balanced
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -157,7 +158,7 @@ def test_copies_of_the_model_are_weighed_where_replicas_are():
         assert other.schedule != "chimera" and not said, change
     assert tp.plan(model, dataclasses.replace(CLUSTER, is_local=True), **request).executable
     free = check_request(model, CLUSTER, 4, 16, costs, planner="auto", schedule="auto", **NONE)
-    assert by_name_alone(free) == BY_NAME
+    assert requests.by_name_alone(free) == BY_NAME
     assert {asked.ranks for asked in by_name(free) if asked.schedules == ("chimera",)} == {(6,)}
 
 

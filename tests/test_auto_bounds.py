@@ -7,10 +7,18 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _core
-from terapipe_c.bounds import AT_ONCE, Least, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s
 from terapipe_c.config import KINDS
-from terapipe_c.judge import CHIMERA, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
-from terapipe_c.request import BY_NAME, JOINT, check_request, has_chunks
+from terapipe_c.planning.bounds import (
+    AT_ONCE,
+    Least,
+    bound_s,
+    least_of_kinds,
+    least_work_s,
+    order_bound_s,
+    stages_bound_s,
+)
+from terapipe_c.planning.judge import CHIMERA, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
+from terapipe_c.planning.request import BY_NAME, JOINT, check_request, has_chunks
 
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s"))
 

@@ -17,7 +17,7 @@ from terapipe_c.cli import main
 from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
 from terapipe_c.guests import evicts, guest_bytes, hosts
 from terapipe_c.job import neighbours
-from terapipe_c.judge import Savings, saving
+from terapipe_c.planning.judge import Savings, saving
 
 NOMINAL = {"F": 1.0, "B": 2.0}
 SMALL = """\

@@ -13,7 +13,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import cli
 from terapipe_c._files import write_new
-from terapipe_c.request import PLANNERS
+from terapipe_c.planning.request import PLANNERS
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -158,7 +158,7 @@ def test_what_costs_nothing_is_json_too(tmp_path):
     ({"stages": 0}, "stages"), ({"batch": 0}, "batch"), ({"speed": 3}, "speed"), ({"memory_bytes": float("nan")}, "memory_bytes"),
 ])
 def test_bad_requests_are_refused_before_any_planning(change, word, monkeypatch):
-    monkeypatch.setattr("terapipe_c.judge.Judge.judge", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr("terapipe_c.planning.judge.Judge.judge", lambda *_: pytest.fail("work was done"))
     with pytest.raises(ValueError, match=word):
         tp.compare(**{"model": MODEL, "cluster": CLUSTER, "batch": 4, "seq_len": 32, **change})
 

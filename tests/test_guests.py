@@ -4,7 +4,7 @@ from test_auto import request_of
 
 import terapipe_c as tp
 from terapipe_c import schedules
-from terapipe_c.judge import Savings
+from terapipe_c.planning.judge import Savings
 from terapipe_c.schedules import Program
 
 

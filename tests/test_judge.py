@@ -11,7 +11,9 @@ from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, filled
 from terapipe_c.engine import dimensions, saves_bytes
 from terapipe_c.guests import BPIPE, guest_bytes
-from terapipe_c.judge import (
+from terapipe_c.links import Links
+from terapipe_c.plan import plan
+from terapipe_c.planning.judge import (
     CHIMERA,
     NOTHING,
     SLICED,
@@ -23,9 +25,7 @@ from terapipe_c.judge import (
     possible,
     saving,
 )
-from terapipe_c.links import Links
-from terapipe_c.plan import plan
-from terapipe_c.request import JOINT, has_chunks
+from terapipe_c.planning.request import JOINT, has_chunks
 
 NAMES = (*JOINT, BPIPE, CHIMERA)
 CLUSTER = Cluster(num_devices=8, memory_bytes=16e9, link_latency_s=3e-6, link_bandwidth_Bps=1e8, peak_flops=1e10)

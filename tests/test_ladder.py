@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import ladder, search
-from terapipe_c.judge import Judge
-from terapipe_c.ladder import _question
-from terapipe_c.partitioners import plan_one
-from terapipe_c.request import PLANNERS, SAVERS, check_request
-from terapipe_c.starts import whole_sequences
+from terapipe_c.planning import ladder, search
+from terapipe_c.planning.judge import Judge
+from terapipe_c.planning.ladder import _question
+from terapipe_c.planning.partitioners import plan_one
+from terapipe_c.planning.request import PLANNERS, SAVERS, check_request
+from terapipe_c.planning.starts import whole_sequences
 
 PAPERS = [name for name in PLANNERS if name not in ("auto", "terapipe", "uniform")]
 

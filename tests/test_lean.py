@@ -9,9 +9,9 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.engine import cut_least, cut_stages, dimensions, rank_memory
-from terapipe_c.judge import Judge, Savings
 from terapipe_c.partition import even_partition
-from terapipe_c.request import SAVERS
+from terapipe_c.planning.judge import Judge, Savings
+from terapipe_c.planning.request import SAVERS
 
 CLUSTER = tp.Cluster(num_devices=8, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e10)
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import _core, deadline, joint, planners
-from terapipe_c.deadline import late, share, within, without
-from terapipe_c.request import PLANNERS
-from terapipe_c.starts import StageCost
+from terapipe_c import _core, planners
+from terapipe_c.planning import deadline, joint
+from terapipe_c.planning.deadline import late, share, within, without
+from terapipe_c.planning.request import PLANNERS
+from terapipe_c.planning.starts import StageCost
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)

@@ -8,8 +8,9 @@ import numpy as np
 from test_planners import Model, close, refused, thresholds
 
 import terapipe_c as tp
-from terapipe_c import planners, starts
-from terapipe_c.judge import Judge
+from terapipe_c import planners
+from terapipe_c.planning import starts
+from terapipe_c.planning.judge import Judge
 
 
 def few_valued(rng, n, first, rise, values):

@@ -13,7 +13,7 @@ from mutations import checked, mutate
 import terapipe_c as tp
 from terapipe_c import _core, schedules
 from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
-from terapipe_c.judge import Judge
+from terapipe_c.planning.judge import Judge
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=24, tie_weights=False)
 TOKENS = np.random.default_rng(5).integers(0, 97, 4000).astype(np.int32)

@@ -10,8 +10,8 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c.engine import gather_bytes, rank_memory
-from terapipe_c.judge import Judge, activation_slots
-from terapipe_c.request import PLANNERS
+from terapipe_c.planning.judge import Judge, activation_slots
+from terapipe_c.planning.request import PLANNERS
 
 SEQ, BATCH, STEPS = 16, 4, 3
 MODEL = tp.GPTConfig(n_layer=5, n_head=2, n_embd=8, vocab_size=48, block_size=SEQ)

@@ -6,7 +6,7 @@ from test_engine import HYPER, alone, everything, partition_of, problem, random_
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.engine import rank_memory
-from terapipe_c.judge import Judge, Savings, saving
+from terapipe_c.planning.judge import Judge, Savings, saving
 
 
 def again_at_random(model, rng):

@@ -16,7 +16,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import _core, engine, planners, schedules
 from terapipe_c._threads import Worker
-from terapipe_c.deadline import late, limited, within
+from terapipe_c.planning.deadline import late, limited, within
 
 HERE = Path(__file__).resolve().parent
 LONG = re.findall(r"@call\ndef (\w+)", (HERE / "long_calls.py").read_text())

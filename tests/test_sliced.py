@@ -12,7 +12,7 @@ from test_engine import HYPER, alone, everything, partition_of, problem, ranks_d
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.engine import rank_memory
-from terapipe_c.judge import Candidate, Judge
+from terapipe_c.planning.judge import Candidate, Judge
 from terapipe_c.report import resimulated
 
 COST = {"F": 2.0, "B": 3.0, "I": 1.0, "W": 2.0}

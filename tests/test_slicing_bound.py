@@ -9,7 +9,7 @@ from slice_tables import slicings
 import terapipe_c as tp
 from terapipe_c.config import KINDS
 from terapipe_c.cost import PHASES, Curve
-from terapipe_c.judge import Judge
+from terapipe_c.planning.judge import Judge
 
 
 def model(layers):

@@ -19,7 +19,7 @@ from terapipe_c.backend import choose
 from terapipe_c.cli import main
 from terapipe_c.engine import rank_memory
 from terapipe_c.guests import hosts
-from terapipe_c.judge import Savings, saved_bytes, saving
+from terapipe_c.planning.judge import Savings, saved_bytes, saving
 
 
 def saves_at_random(model, rng):

@@ -1,4 +1,4 @@
-/* The deadline of what this thread plans (csrc/base/deadline.h) for Python; terapipe_c/deadline.py is the only user. */
+/* The deadline of what this thread plans (csrc/base/deadline.h) for Python; terapipe_c/planning/deadline.py is the only user. */
 #include "csrc/py/module.h"
 
 #include "csrc/base/deadline.h"

@@ -1,5 +1,5 @@
 /* The judge of plans (csrc/plan/judge.h) for Python: a capsule with its costs and with what the engine needs to count a program's
- * bytes. terapipe_c/judge.py is the only user. */
+ * bytes. terapipe_c/planning/judge.py is the only user. */
 #include "csrc/py/cost.h"
 
 #include <stdlib.h>

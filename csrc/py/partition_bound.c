@@ -1,4 +1,4 @@
-/* The bound of a step over all partitions, for Python; terapipe_c/bounds.py asks for it. */
+/* The bound of a step over all partitions, for Python; terapipe_c/planning/bounds.py asks for it. */
 #include "csrc/py/module.h"
 
 #include <string.h>

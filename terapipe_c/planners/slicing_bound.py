@@ -42,7 +42,7 @@ def slicing_bound(
     shortest path over the cuts. Weight gradients may be put off at will, waits between slices and between micro-batches are not
     seen, the exchange of a tied embedding is not counted, nor are halves of sliced-1f1b.
     """
-    from ..request import check_partition
+    from ..planning.request import check_partition
 
     if not isinstance(model, GPTConfig):
         raise _core.InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from .cost import PHASES
+from ..cost import PHASES
+from ..guests import BPIPE
+from ..partition import even_partition
 from .deadline import late, share
-from .guests import BPIPE
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, pace, possible
-from .partition import even_partition
 from .starts import NEAR, block_ticks, by_pairs, estimate, over_ranks, slicing_seeds, starts_on
 
 _STARTS = 3           # of a search that descend

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, schedules
-from ._core import InfeasibleError
-from .backend import Backend
-from .config import KINDS, Cluster, GPTConfig
-from .cost import CostModel, filled
-from .engine import cut_least, cut_stages, dimensions, rank_memory, saves_bytes
-from .guests import BPIPE, guest_bytes, guest_seconds
-from .links import Links, of_copies, rank_of
-from .partition import block_counts, updated_params
-from .schedules import Program
+from .. import _core, schedules
+from .._core import InfeasibleError
+from ..backend import Backend
+from ..config import KINDS, Cluster, GPTConfig
+from ..cost import CostModel, filled
+from ..engine import cut_least, cut_stages, dimensions, rank_memory, saves_bytes
+from ..guests import BPIPE, guest_bytes, guest_seconds
+from ..links import Links, of_copies, rank_of
+from ..partition import block_counts, updated_params
+from ..schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from . import planners
-from ._core import DeadlineError, InfeasibleError
+from .. import planners
+from .._core import DeadlineError, InfeasibleError
+from ..config import counted
 from .bidirectional import plan_both_ways
 from .bounds import bound_s, least_of_kinds, least_work_s, stages_bound_s
-from .config import counted
 from .deadline import check_time, late, share
 from .judge import CHIMERA, SLICED, SLIGHT, ZIGZAG, Candidate, Judge, lightest, pace
 from .ladder import plan_stages

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, planners
-from .config import KINDS
-from .cost import PHASES, CostModel
+from .. import _core, planners
+from ..config import KINDS
+from ..cost import PHASES, CostModel
+from ..links import Links, rank_of
+from ..partition import updated_of_kind
 from .judge import ORDERS
-from .links import Links, rank_of
-from .partition import updated_of_kind
 from .request import Request
 from .starts import kind_seconds, whole_sequences
 

@@ -32,12 +32,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from . import planners
-from ._core import DeadlineError, Error, InfeasibleError
+from .. import planners
+from .._core import DeadlineError, Error, InfeasibleError
+from ..config import counted, human_seconds
+from ..guests import BPIPE
+from ..partition import equal_lengths
 from .bounds import AT_ONCE, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s, whole_bound_s
-from .config import counted, human_seconds
 from .deadline import check_time, late, limited, share
-from .guests import BPIPE
 from .judge import (
     CHIMERA,
     SLICED,
@@ -54,7 +55,6 @@ from .judge import (
     rounded,
 )
 from .ladder import unlimited
-from .partition import equal_lengths
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
 from .singles import by_name, plan_singles, plan_singles_within, recomputing, single, why_left_out

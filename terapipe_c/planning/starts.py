@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import planners
-from ._core import BMPIPE_LAYERS, DeadlineError
-from .config import KINDS, GPTConfig
-from .cost import PHASES, CostModel
+from .. import planners
+from .._core import BMPIPE_LAYERS, DeadlineError
+from ..config import KINDS, GPTConfig
+from ..cost import PHASES, CostModel
+from ..partition import equal_lengths, even_partition, updated_of_kind
 from .deadline import late
 from .judge import SLICED, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded, updates_of
-from .partition import equal_lengths, even_partition, updated_of_kind
 
 if TYPE_CHECKING:
     from .request import Request

@@ -16,13 +16,13 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from . import planners
-from ._core import DeadlineError, InfeasibleError
+from .. import planners
+from .._core import DeadlineError, InfeasibleError
+from ..config import counted
+from ..partition import equal_lengths, even_partition
 from .bounds import bound_s, least_work_s
-from .config import counted
 from .deadline import check_time, late, share
 from .judge import CHIMERA, SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, rounded
-from .partition import equal_lengths, even_partition
 from .search import grids
 from .starts import StageCost, balanced, uniform
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import planners
-from ._core import InfeasibleError
+from .. import planners
+from .._core import InfeasibleError
+from ..partition import updated_of_kind
 from .judge import NOTHING, Candidate, Judge, Micro, Savings, block_bytes, saved_bytes, updates_of
-from .partition import updated_of_kind
 from .starts import TICKS, kind_seconds
 
 __all__ = ["Task", "ask"]

@@ -4,8 +4,8 @@ Without one nothing here reads a clock, and planning counts work alone: the same
 """
 from __future__ import annotations
 
-from . import _core
-from ._core import DeadlineError
+from .. import _core
+from .._core import DeadlineError
 
 __all__ = ["check_time", "late", "left_s", "limited", "share", "within", "without"]
 

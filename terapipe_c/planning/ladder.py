@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import DeadlineError, InfeasibleError
+from .._core import DeadlineError, InfeasibleError
+from ..guests import BPIPE, evicts
+from ..partition import even_partition
 from .bounds import AT_ONCE
 from .deadline import check_time
-from .guests import BPIPE, evicts
 from .judge import Candidate, Judge, Micro, activation_slots, pace
-from .partition import even_partition
 from .request import SAVERS, SWAPPERS
 from .wishes import Task, ask
 

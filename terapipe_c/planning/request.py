@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from . import planners
-from ._core import MODEL_LAYERS, InvalidTypeError, InvalidValueError
-from .config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
-from .cost import PHASES, CostModel
-from .guests import BPIPE
+from .. import planners
+from .._core import MODEL_LAYERS, InvalidTypeError, InvalidValueError
+from ..config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
+from ..cost import PHASES, CostModel
+from ..guests import BPIPE
+from ..links import Links
+from ..partition import equal_lengths
 from .judge import (
     CHIMERA,
     NOTHING,
@@ -27,8 +29,6 @@ from .judge import (
     Savings,
     possible,
 )
-from .links import Links
-from .partition import equal_lengths
 from .starts import StageCost
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]

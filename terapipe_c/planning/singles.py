@@ -5,9 +5,9 @@ import itertools
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
-from ._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
+from .._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
+from ..guests import evicts
 from .deadline import late, share, without
-from .guests import evicts
 from .judge import CHIMERA, SLICED, ZIGZAG, possible
 from .ladder import plan_stages
 from .partitioners import Found, plan_one

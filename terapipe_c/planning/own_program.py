@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ._core import InfeasibleError, InvalidTypeError, InvalidValueError, Program
-from .backend import choose
-from .config import brief
-from .engine import rank_memory
+from .._core import InfeasibleError, InvalidTypeError, InvalidValueError, Program
+from ..backend import choose
+from ..config import brief
+from ..engine import rank_memory
 from .judge import Savings, saving
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ..plan import Plan
 
 __all__ = ["OWN", "with_program"]
 
