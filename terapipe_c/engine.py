@@ -282,6 +282,8 @@ def init_params(model: GPTConfig, seed: int = 0) -> dict[str, Float32]:
 def _check_tokens(model: GPTConfig, tokens: Any) -> NDArray[np.int32]:
     try:
         array = np.asarray(tokens)
+        if np.ma.is_masked(tokens):
+            raise ValueError
     except ValueError:
         raise _core.InvalidValueError(f"tokens are {brief(tokens)}: integers [batch, T + 1] would be right") from None
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2 or not np.issubdtype(array.dtype, np.integer):

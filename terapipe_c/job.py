@@ -290,7 +290,13 @@ def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
     elif isinstance(init, Imported):
         _same_model("init", init.model.to_dict(), model)
     params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params or {}
-    return {name: np.ascontiguousarray(value) for name, value in check_params("init", params, model).items()}
+    arrays = {name: np.ascontiguousarray(value) for name, value in check_params("init", params, model).items()}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            at = np.argwhere(~np.isfinite(array))[0]
+            raise _core.InvalidValueError(f"init: {name}[{', '.join(map(str, at))}] is {array[tuple(at)]}: finite parameters would be "
+                                          "right")
+    return arrays
 
 
 def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer: Any,

@@ -130,6 +130,16 @@ def test_numbers_that_say_too_much():
         PROGRAM.simulate({"F": 1.0, "B": 1.0}, activation_bytes=1e300)
 
 
+def test_what_no_training_could_begin_with():
+    name = "transformer.h.0.mlp.c_fc.bias"
+    spoilt = {**PARAMS, name: PARAMS[name].copy()}
+    spoilt[name][3] = np.inf
+    with pytest.raises(ValueError, match=rf"init: {name}\[3\] is inf: finite parameters would be right"):
+        tp.launch(PLAN, DATA, 1, init=spoilt, progress=False)
+    with pytest.raises(ValueError, match=r"tokens are masked_array\(.*: integers \[batch, T \+ 1\]"):
+        tp.loss_and_grads(MODEL, PARAMS, np.ma.masked_equal(TOKENS, TOKENS[0, 0]))
+
+
 def test_what_generate_refuses():
     for call in (lambda: tp.generate(PARAMS, [1]), lambda: tp.generate(PARAMS, prompt=[1])):
         with pytest.raises(tp.InvalidTypeError, match="model is missing: the GPTConfig that params are of would be right; a check"):
