@@ -377,6 +377,29 @@ def test_clipping_is_pytorch_s_to_the_last_digits():
     assert scale == pytest.approx(0.25 / (norm + 1e-6), rel=1e-7) != pytest.approx(0.25 / norm, rel=1e-7)
 
 
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "amx"])
+def test_moments_fade_by_the_beta_and_not_by_the_nearest_float(isa, monkeypatch):
+    """300 steps without a gradient, where positions have none: 0.9998f would leave 8e-6 more."""
+    monkeypatch.setenv("TERAPIPE_ISA", isa)
+    try:
+        _core.Kernels()
+    except tp.InvalidValueError as error:
+        pytest.skip(str(error))
+    model, params, tokens = problem(1, 1, n_layer=1, n_embd=8, block_size=32)
+    before = {name: np.linspace(1, 2, value.size, dtype=np.float32).reshape(value.shape) for name, value in params.items()}
+
+    def work(engine):
+        engine.load(params, {"exp_avg": before, "exp_avg_sq": before})
+        for i in range(300):
+            engine.run(tokens, step=i + 1, lr=0.0, beta1=0.9998, beta2=0.9998)
+        return engine.export("exp_avg"), engine.export("exp_avg_sq")
+
+    program = tp.schedules.gpipe(1, 1).split().lower()
+    for moments in ranks_do(model, partition_of(model, []), [(1, [1])], program, work, params=params)[0]:
+        left = moments["transformer.wpe.weight"][1:] / before["transformer.wpe.weight"][1:]
+        assert abs((left / 0.9998**300 - 1).mean()) <= 2e-6
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@
 #include <float.h>
 
 /* Of a moment: beta = kept + rest, and 1 - beta. A float alone would be another beta, of which bias1 and bias2 know nothing:
- * 1 - 0.99999f is a 700th more than 0.00001. */
+ * 1 - 0.99999f is a 700th more than 0.00001. From 0.5 on `kept` is 1: behind a product that is rounded (vec_fma of the portable
+ * build) a rest of less than its last bit would come to nothing. */
 typedef struct {
     float kept, rest, taken;
 } adamw_shares;
@@ -61,7 +62,8 @@ adamw_work(void *argument, int member, int members)
 static adamw_shares
 adamw_shared(double beta)
 {
-    return (adamw_shares){.kept = (float)beta, .rest = (float)(beta - (double)(float)beta), .taken = (float)(1 - beta)};
+    const float kept = beta < 0.5 ? (float)beta : 1;
+    return (adamw_shares){.kept = kept, .rest = (float)(beta - (double)kept), .taken = (float)(1 - beta)};
 }
 
 static void
