@@ -427,6 +427,7 @@ def plain(n: int, edges, **changes) -> LayerGraph:
         (replace(plain(1, []), nodes=[LayerNode([1], {})]), TypeError, r"nodes\[0\].id is \[1\]: an integer"),
         (replace(plain(1, []), nodes=[LayerNode(0, [WAY_A])]), TypeError, r"node 0: variants is \[Layer.*: a dict of lists"),
         (replace(plain(1, []), nodes=[LayerNode(0, {1: 3})]), TypeError, r"node 0: variants\[1\] is 3: a list of LayerVariants"),
+        (replace(plain(1, []), nodes=[LayerNode(0, {1: np.zeros(2)})]), TypeError, r"node 0: variants\[1\] is array.*: a list of"),
         (replace(plain(1, []), nodes=[LayerNode(0, {1: [3]})]), TypeError, r"node 0: variants\[1\]\[0\] is 3: a LayerVariant"),
         (replace(plain(1, []), nodes=[LayerNode(0, {"1": [WAY_A]})]), TypeError, "node 0: a tensor degree is '1': an integer"),
         (replace(plain(1, []), nodes=[LayerNode(0, {1: [replace(WAY_A, sync_bytes=3)]})]), TypeError, "sync_bytes is 3: a dict"),

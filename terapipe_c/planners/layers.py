@@ -235,9 +235,10 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
 
 def _are_ways(variants: Any) -> bool:
     """Lists of variants by tensor degree, nothing else, as they mostly are: no text of what may be wrong need be made."""
-    return type(variants) is dict and any(variants.values()) and all(
+    return type(variants) is dict and all(
         type(degree) is int and 1 <= degree < 2**31 and type(ways) is list
-        and all(type(way) is LayerVariant and type(way.sync_bytes) is dict for way in ways) for degree, ways in variants.items())
+        and all(type(way) is LayerVariant and type(way.sync_bytes) is dict for way in ways) for degree, ways in variants.items()
+    ) and any(variants.values())
 
 
 def _check_ways(node: LayerNode) -> None:
