@@ -78,7 +78,8 @@ class Sweep:
                     row = loads(line)
                     keys[row["key"]] = row["status"]
                 except (ValueError, KeyError, TypeError) as error:
-                    if not line.endswith(b"\n") and (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+                    torn = isinstance(error, ValueError) and not line.endswith(b"\n")   # half a row is no JSON
+                    if torn and (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
                         break
                     raise ValueError(f"{self.path}, line {number}: no row of a sweep; give another --out") from error
         return {key for key, status in keys.items() if status == "done" or not retry_failed}

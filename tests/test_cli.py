@@ -327,7 +327,8 @@ def test_a_sweep_writes_failures_too_and_resumes(tmp_path):
     path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:30])  # killed while it wrote its third row
     assert sweep().run() == {"done": 1, "failed": 1, "skipped": 2}
     assert [json.loads(line)["trial"] for line in path.read_text().splitlines()] == list(sweep().points())
-    for foreign in (b"not a row\n" + lines[0].encode() + b"\n", b"no row, and the only line", b"a note\n", b"\xff\xfe", b"7"):
+    for foreign in (b"not a row\n" + lines[0].encode() + b"\n", b"no row, and the only line", b"a note\n", b"\xff\xfe", b"7",
+                    b'{"trial": 7}'):
         path.write_bytes(foreign)
         with pytest.raises(ValueError, match="line 1: no row of a sweep"):
             sweep().run()
