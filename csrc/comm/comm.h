@@ -35,8 +35,8 @@ typedef struct {
      * before the first. device NULL: it goes away now; give back all that is of it, in whatever state. bind itself NULL: the
      * messages are of the host's memory. */
     tp_status (*bind)(tp_comm *comm, void *device);
-    /* What fell back to something slower, and why, for readers of a report; "": nothing. Valid until close. NULL: nothing ever
-     * does. */
+    /* What is done otherwise than by default, mostly slower, and why, for readers of a report; "": nothing. Valid until close.
+     * NULL: nothing ever is. */
     const char *(*caveat)(const tp_comm *comm);
     int most_posted; /* 0: any number */
     /* Room for so many receives from peer that wait at once, so that no step allocates; EMEMORY. NULL where most_posted is

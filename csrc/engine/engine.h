@@ -90,7 +90,7 @@ tp_engine_store_bytes(const tp_engine_config *config);
 TP_MUST_USE tp_status
 tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t batch, int32_t seq_len, int64_t *bytes);
 /* Of the partitions with at most `limit` bytes on each rank, one whose longest stage is shortest: boundary [stages + 1].
- * seconds: [blocks] whole numbers, so that sums are exact. *found 0: no such partition; boundary is then undefined.
+ * seconds: [blocks] whole numbers, so that sums are exact. *found 0: none was found; boundary is then undefined.
  * Exact where each rank has one stage and keeps no guests. Otherwise a descent: blocks move between stages while that lowers the
  * fullest rank's bytes, then while it shortens the step, so that a shorter partition may exist. But if any partition fits it finds
  * one where no rank has more than two stages, in pairs (pairs.c), or there are few partitions (exact.c).
@@ -135,7 +135,7 @@ tp_engine_evaluate(tp_engine *engine, const int32_t *tokens, double *loss);
 /* Events of the last step, one per instruction: [instructions of the rank]. */
 const tp_event *
 tp_engine_events(const tp_engine *engine, int64_t *count);
-/* What fell back to something slower so far, and why: of messages (i 0), of the device (1); "": nothing. */
+/* What was done otherwise than by default so far, and why: of messages (i 0), of the device (1); "": nothing. */
 const char *
 tp_engine_caveat(const tp_engine *engine, int i);
 

@@ -119,8 +119,8 @@ struct tp_device_ops {
      * *again 1, nothing was done: make the calls once more, without another stretch_end. NULL where a device has no graphs. */
     tp_status (*stretch_begin)(tp_device *device, int64_t position, int *replayed);
     tp_status (*stretch_end)(tp_device *device, int64_t position, tp_status done, int *again);
-    /* What fell back to something slower, and why, for readers of a report; "": nothing. Valid until close. NULL: nothing ever
-     * does. */
+    /* What is done otherwise than by default, mostly slower, and why, for readers of a report; "": nothing. Valid until close.
+     * NULL: nothing ever is. */
     const char *(*caveat)(const tp_device *device);
 };
 
