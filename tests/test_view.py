@@ -337,7 +337,8 @@ LAYERS = [{"name": "l", "count": 8, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 
     (lambda: planners.vpipe(FWD, BWD, 2, 4, memory={"limit_bytes": 1024.0, "static_bytes": [512.0] * 3}), ("1.00 KiB, 512 B",)),
     (lambda: planners.bmpipe(LAYERS, 2, 4, 1e9), ("<td", "4 4", "60 s, optimal")),
     (lambda: planners.slice_uneven([TABLE, 2 * TABLE]), ("1 slice", "[3]", "3 s, optimal")),
-    (lambda: planners.parallel_layers(planners.layer_graph(FWD, BWD, 2, 2)), ("on 2 devices", "a sample, optimal")),
+    (lambda: planners.parallel_layers(planners.layer_graph(FWD, BWD, 2, 2)),
+     ("1 stage on 2 devices", "3 nodes on 2 x 1 devices", "optimal")),
     (lambda: devices.get("h100"), ("989 TFLOP/s", "3.35 TB/s", "datasheet")),
 ])  # fmt: skip
 def test_what_planners_answer_is_a_table_in_a_notebook(shown, words):

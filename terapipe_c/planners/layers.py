@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _core
 from .._files import loads, no_folder, path_of
-from ..config import brief, html_table, human_seconds
+from ..config import brief, counted, html_table, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, flag, integer, number
 
@@ -145,23 +145,23 @@ class LayerPlan(Answer):
         return float(program.simulate(cost).makespan_s)
 
     @property
+    def _size(self) -> str:
+        return f"{counted(len(self.stages), 'stage')} on {counted(self.devices, 'device')}"
+
+    @property
     def _sample(self) -> str:
         bound = f"bound {human_seconds(self.lower_bound_s)}" if self.lower_bound_s else "heuristic"
         return f"{human_seconds(self.time_per_sample_s)} a sample, {'optimal' if self.optimal else bound}"
 
     def __repr__(self) -> str:
-        shape = ", ".join(f"{len(s.nodes)} nodes {s.data}x{s.tensor}" for s in self.stages[:6])
+        shape = ", ".join(f"{counted(len(s.nodes), 'node')} {s.data}x{s.tensor}" for s in self.stages[:6])
         more = f", {len(self.stages) - 6} more" if len(self.stages) > 6 else ""
-        return (
-            f"LayerPlan({len(self.stages)} stages on {self.devices} devices: {shape}{more}; {self._sample}, "
-            f"planned in {human_seconds(self.planning_time_s)})"
-        )
+        return f"LayerPlan({self._size}: {shape}{more}; {self._sample}, planned in {human_seconds(self.planning_time_s)})"
 
     def _repr_html_(self) -> str:
-        rows = [(f"stage {k}", f"{len(s.nodes)} nodes on {s.data} x {s.tensor} devices, {human_seconds(s.time_s)}")
+        rows = [(f"stage {k}", f"{counted(len(s.nodes), 'node')} on {s.data} x {s.tensor} devices, {human_seconds(s.time_s)}")
                 for k, s in enumerate(self.stages)]  # fmt: skip
-        return html_table(f"{len(self.stages)} stages on {self.devices} devices",
-                          [("time", self._sample), *rows, ("planned in", human_seconds(self.planning_time_s))])  # fmt: skip
+        return html_table(self._size, [("time", self._sample), *rows, ("planned in", human_seconds(self.planning_time_s))])
 
 
 _Packed = tuple[tuple[Any, ...], list[LayerVariant]]
