@@ -1,6 +1,6 @@
-"""The planners alone: costs in, plan out, all in C with the GIL released. Times are seconds, sizes bytes.
+"""The planners by themselves: costs in, plan out, computed in C with the GIL released. Times are seconds, sizes bytes.
 
-One module a planner; this one only gathers their names.
+Each planner, or family of them, has its own module; this one only gathers their names.
 """
 
 from .autopipe import (

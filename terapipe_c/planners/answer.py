@@ -1,4 +1,4 @@
-"""What a planner's answers have in common: they are values."""
+"""Base of the planners' results, which compare by value."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def _value(x: Any) -> Any:
 
 
 class Answer:
-    """Equal, with equal hashes, where all fields are but the time that planning took: the same question has equal answers.
-
-    Of a dataclass with ``eq=False``: the ``==`` that dataclasses write fails on arrays, and their hash on lists.
+    """Two results are equal, and have equal hashes, if all fields but ``planning_time_s`` are: so the same question gives equal
+    results. Subclasses are dataclasses with ``eq=False``: the ``==`` that dataclasses write fails on arrays, their hash on lists.
     """
 
     def _values(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What every planner's face does with its arguments: checked here once, with the caller's name for them in the message."""
+"""Checks of the planners' arguments; the messages call an argument by the name that its caller passes as ``what``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..config import brief
 
 FloatArray = npt.NDArray[np.float64]
 
-_EXACT = 2**53  # integers up to here are doubles
+_EXACT = 2**53  # every integer up to here is a double
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def explained(text: str) -> Callable[[_Function], _Function]:
-    """A decorator: what functions of one kind have in common joins the docstring of each, where ``help`` looks for it."""
+    """A decorator that adds ``text``, which functions of one kind share, to the docstring of each, where ``help`` shows it."""
 
     def add(function: _Function) -> _Function:
         if function.__doc__ is not None:                       # python -OO leaves none
@@ -29,7 +29,7 @@ def explained(text: str) -> Callable[[_Function], _Function]:
 
 
 def integer(value: Any, what: str, bits: int = 31) -> int:
-    """A whole number of less than 2^bits; True and 2.0 are none."""
+    """A whole number below 2^bits; True and 2.0 are refused."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -42,7 +42,7 @@ def integer(value: Any, what: str, bits: int = 31) -> int:
 
 
 def number(value: Any, what: str, unit: str = "a number") -> float:
-    """A float, in an array of no dimensions too; True and "2.0" are none."""
+    """A float, also from an array of no dimensions; True and "2.0" are refused."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -60,8 +60,8 @@ def flag(value: Any, what: str) -> bool:
 
 
 def array(value: Any, what: str) -> FloatArray:
-    """C-contiguous float64, whatever the layout; lists, narrower floats and integers where they are exact; all else is
-    refused. Values are the core's to check."""
+    """C-contiguous float64 from an array of any layout, from lists, narrower floats, and integers that float64 holds exactly; all
+    else is refused. The C core checks the values."""
     try:
         given = np.asarray(value)
     except (TypeError, ValueError):
@@ -83,7 +83,7 @@ def array(value: Any, what: str) -> FloatArray:
 
 
 def listed(value: Any, what: str, right: str) -> list[Any]:
-    """The entries of a list, a tuple, an array or what else gives them one by one; no string, no dict."""
+    """The entries of a list, a tuple, an array or another iterable, but not of a string or a dict."""
     try:
         if isinstance(value, (str, bytes, dict)):
             raise TypeError

@@ -1,5 +1,5 @@
-"""Contiguous blocks on stages under synchronous 1F1B (AutoPipe, Liu et al., CLUSTER 2022), exactly and as published; and its
-slicer of the warm-up. Times are seconds, sizes bytes.
+"""AutoPipe (Liu et al., CLUSTER 2022): contiguous blocks on stages under synchronous 1F1B, exactly and as published; and its slicer
+of warm-up micro-batches. Times are seconds, sizes bytes.
 
 All functions that place blocks take the same arguments:
 
@@ -7,10 +7,11 @@ All functions that place blocks take the same arguments:
 * stages: 1 .. n stages of at least one block each; micro_batches: 1 or more.
 * comm_s: seconds of a message between stages; blocking: the stage that receives pays them (Megatron's point-to-point calls),
   else the link does and the stages go on computing.
-* memory: what fits, a ``StageMemory`` or a dict of its fields; None: everything. No plan that breaks it is looked at.
+* memory: the stages' limits and the blocks' bytes, a ``StageMemory`` or a dict of its fields; None: everything fits. Only
+  partitions that fit are considered.
 
-``InvalidValueError`` names the argument, its index and value; ``InfeasibleError`` the stage that is short of bytes in the
-partition that is short of least.
+``InvalidValueError`` names the argument, its index and value; ``InfeasibleError`` the stage that is short of bytes, in the
+partition that is short of fewest.
 """
 
 from __future__ import annotations
@@ -53,24 +54,26 @@ _ARGUMENTS = """
         memory: a StageMemory or a dict of its fields: limit_bytes (number or [stages]), and [n] static_bytes, activation_bytes (of
             each micro-batch in flight), transient_bytes, and [stages] in_flight. None: everything fits.
 
-    InvalidValueError or InvalidTypeError name the argument, its index and value; InfeasibleError the stage that is short of bytes
-    in the partition that is short of least. Source: AutoPipe (Liu et al., CLUSTER 2022).
+    InvalidValueError or InvalidTypeError name the argument, its index and value; InfeasibleError the stage that is short of bytes,
+    in the partition that is short of fewest. Source: AutoPipe (Liu et al., CLUSTER 2022).
 """
 
 
 @dataclass(frozen=True, eq=False)
 class StageMemory(Answer):
-    """What fits: stage k of p keeps the activations of min(micro_batches, p - k) micro-batches under 1F1B, so its blocks need
-    ``sum(static) + min(micro_batches, p - k) * sum(activation) + max(transient) <= limit[k]``."""
+    """Bytes of blocks and limits of stages. Under 1F1B stage k of p keeps the activations of min(micro_batches, p - k)
+    micro-batches, so a stage fits where ``sum(static) + min(micro_batches, p - k) * sum(activation) + max(transient) <=
+    limit[k]``."""
 
     limit_bytes: float | Times
-    """Of every stage, or [stages]; infinite is allowed."""
+    """One limit for every stage, or [stages]; infinite is allowed."""
     static_bytes: Times | None = None
     """[n] parameters, gradients, optimizer state of each block. None: none."""
     activation_bytes: Times | None = None
-    """[n] kept of each block for each micro-batch in flight. None: none."""
+    """[n] that each block keeps for each micro-batch in flight. None: none."""
     transient_bytes: float | Times | None = None
-    """What a block needs only while it runs, [n] or for all: the largest of a stage counts. None: none."""
+    """[n], or one number for all blocks: needed only while a block runs, so a stage needs the largest of its blocks'. None:
+    none."""
     in_flight: Sequence[int] | None = None
     """[stages] micro-batches whose activations each stage keeps, where another order than 1F1B will run."""
 
@@ -96,7 +99,7 @@ class StageMemory(Answer):
 
 @dataclass(frozen=True, eq=False)
 class StagePlan(Answer):
-    """Which blocks each stage holds, and what 1F1B makes of it."""
+    """The blocks of each stage, and the step that 1F1B makes of them."""
 
     boundaries: list[int]
     """Stage k holds blocks boundaries[k] .. boundaries[k + 1] - 1; 0 first, the number of blocks last."""
@@ -105,10 +108,10 @@ class StagePlan(Answer):
     stage_bwd_s: FloatArray
     """[stages] the same, backward."""
     peak_memory_bytes: FloatArray | None
-    """[stages] what each stage needs; None without ``memory``."""
+    """[stages] bytes that each stage needs; None without ``memory``."""
     critical_path: list[tuple[str, int, int]]
-    """("F" or "B", stage, micro-batch) from the first operation to the last: one path as long as the step; where two things
-    held an operation back, the one that keeps the path closest to the last stage."""
+    """("F" or "B", stage, micro-batch) from the first operation to the last of one path that is as long as the step. Where an
+    operation waited equally long for two others the path goes through the one that keeps it closest to the last stage."""
     step_time_s: float
     """Makespan of one step, to the bit what ``Program.simulate`` says of these stage times."""
     lower_bound_s: float
@@ -116,7 +119,7 @@ class StagePlan(Answer):
     optimal: bool
     """Proven: no partition that fits is faster by more than the rounding of sums (1e-12 of the step)."""
     master_stage: int
-    """The stage with most time on the critical path; the later one of equals."""
+    """The stage with most time on the critical path; the last of equal ones."""
     simulations: int
     """Makespans evaluated."""
     nodes: int
@@ -164,13 +167,13 @@ class SlicerPlan(Answer):
     """How many micro-batches of the warm-up run forward in two halves."""
 
     split: int
-    """The least number of those with the least makespan, 0 .. min(micro_batches, stages - 1): micro-batches 0 .. split - 1."""
+    """Micro-batches 0 .. split - 1 are split. The least number with the least makespan, of 0 .. min(micro_batches, stages - 1)."""
     step_time_s: float
-    """Makespan with it."""
+    """Makespan with ``split``."""
     whole_step_time_s: float
     """Makespan without slicing."""
     algorithm2_split: int
-    """What the paper's Algorithm 2 says, its misprints put right, at most micro_batches."""
+    """The number by the paper's Algorithm 2, with its misprints corrected, at most micro_batches."""
     algorithm2_step_time_s: float
     planning_time_s: float
 
@@ -214,7 +217,7 @@ def _plan(
     forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
     parts, micros, fits = integer(stages, "stages"), integer(micro_batches, "micro_batches"), _memory(memory)
     blocks = len(forward) if forward.ndim else 0
-    if 0 < blocks < parts:                                     # before there are arrays of as many
+    if 0 < blocks < parts:                                     # before arrays of so many stages are made
         raise _core.InvalidValueError(f"stages is {parts} for {blocks} blocks: at most one stage a block, {blocks}, is possible")
     limits = None if fits is None else fits._arrays(blocks, min(parts, blocks))
     found = _core.plan_autopipe(
@@ -230,7 +233,7 @@ def autopipe(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
     memory: StageMemory | Mapping[str, Any] | None = None, *, time_limit_s: float | None = None, effort: int | None = None,
 ) -> StagePlan:  # fmt: skip
-    """The partition of least makespan over all that fit, proven by branch and bound, and by elimination where that ends late.
+    """The partition of least makespan over all that fit, proven by branch and bound, or by elimination where that takes too long.
 
     The search ends at ``effort`` steps (None: one or two seconds of one core; the same plan on every machine) or at time_limit_s
     with ``optimal`` False and ``lower_bound_s`` what is proven. 194 blocks on 48 stages (one thread of a shared AMD EPYC): 0.3 ms
@@ -252,9 +255,9 @@ def autopipe_heuristic(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
     memory: StageMemory | Mapping[str, Any] | None = None, *, time_limit_s: float | None = None,
 ) -> StagePlan:  # fmt: skip
-    """The paper's search: Algorithm 1, then blocks taken off the master stage of the critical path, towards both ends. Its
-    plan need not be the best; ``lower_bound_s`` is the pivot bound. time_limit_s: the best known by then (None: of two seconds'
-    work)."""
+    """The paper's search: Algorithm 1, then blocks moved from the master stage of the critical path towards both ends. Its plan
+    need not be the best; ``lower_bound_s`` is the pivot bound. time_limit_s: gives the best plan known by then (None: about two
+    seconds' work)."""
     return _plan(
         "autopipe_heuristic",
         _HEURISTIC,
@@ -284,17 +287,18 @@ def autopipe_balanced(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
     memory: StageMemory | Mapping[str, Any] | None = None,
 ) -> StagePlan:  # fmt: skip
-    """The paper's Algorithm 1 alone: the least largest fwd + bwd of a stage; of equal places for a boundary, the first."""
+    """The paper's Algorithm 1 alone: the partition whose largest fwd + bwd of a stage is least; of equal places for a boundary the
+    first."""
     return _plan("autopipe_balanced", _BALANCED, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, None, 0)
 
 
 def autopipe_slicer(fwd: Times, bwd: Times, micro_batches: int, comm_s: float = 0.0) -> SlicerPlan:
     """How many micro-batches to run forward in halves in the warm-up of 1F1B, by simulation of every number from 0 to
-    ``min(micro_batches, stages - 1)``: behind the warm-up none is split.
+    ``min(micro_batches, stages - 1)``: after the warm-up none is split.
 
-    fwd, bwd: [stages] seconds of a whole micro-batch, finite, 0 or more; comm_s: of a message on its link (a half's takes half of
-    it). InvalidValueError or InvalidTypeError name argument, index and value. Source: AutoPipe (CLUSTER 2022),
-    Algorithm 2, its misprints put right (csrc/plan/autopipe_slicer.c)."""
+    fwd, bwd: [stages] seconds of a whole micro-batch, finite, 0 or more; comm_s: seconds of a message on its link (a half's takes
+    half of them). InvalidValueError or InvalidTypeError name argument, index and value. Source: AutoPipe (CLUSTER 2022), Algorithm
+    2, with its misprints corrected (csrc/plan/autopipe_slicer.c)."""
     found = _core.plan_slicer(
         array(fwd, "fwd"), array(bwd, "bwd"), integer(micro_batches, "micro_batches"), number(comm_s, "comm_s", "seconds")
     )

@@ -1,4 +1,4 @@
-"""The plain contiguous partition: the least largest part."""
+"""Min-max partition: contiguous parts, the largest as small as possible."""
 
 from __future__ import annotations
 

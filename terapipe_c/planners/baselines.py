@@ -1,13 +1,13 @@
-"""What others plan with, as published, on the same tables: blocks in a chain, cut into stages that run 1F1B.
+"""Other systems' planners, as published, on the same tables: a chain of blocks, cut into stages that run 1F1B.
 
-Every result is judged alike: ``step_time_s`` by our simulator, memory by one model (csrc/plan/baselines.h). The file of each
-algorithm (csrc/plan/baseline_*.c) names paper and section, and what was chosen where the paper leaves a choice. Piper, which
-plans another kind of input, is in ``layers``.
+All results are judged alike: ``step_time_s`` by our simulator, memory by one model (csrc/plan/baselines.h). The file of each
+algorithm (csrc/plan/baseline_*.c) names paper and section, and what was chosen where the paper leaves a choice. Piper, whose input
+is another, is in ``layers``.
 
 ``memory``: a mapping (or an object with these attributes) of ``limit_bytes`` (of each device), ``static_bytes`` [n],
-``activation_bytes`` [n] (kept for each micro-batch in flight), and, where wanted, ``transient_bytes`` (one number or [n]) and
+``activation_bytes`` [n] (kept for each micro-batch in flight), and, optionally, ``transient_bytes`` (one number or [n]) and
 ``recompute_s`` [n]: a block that is recomputed keeps nothing and adds that many seconds to its backward. ``in_flight`` [stages]:
-micro-batches that each stage holds at once, where another order than 1F1B will run (of planners that replicate no stage).
+micro-batches that each stage holds at once, where another order than 1F1B will run (only for planners that replicate no stage).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ARGUMENTS = """
         {count} micro_batches: of a step, 1 or more, in 1F1B's order.
         comm_s: seconds of a message between stages; blocking: the stage that receives pays them, else the link does.
         memory: a mapping, or an object with these attributes: limit_bytes (of each device), and [n] static_bytes, activation_bytes
-            (of each micro-batch in flight), transient_bytes (or one number), recompute_s (who recomputes reads it), and [stages]
-            in_flight where another order than 1F1B will run. None: everything fits.{more}
+            (of each micro-batch in flight), transient_bytes (or one number), recompute_s (for planners that recompute), and
+            [stages] in_flight where another order than 1F1B will run. None: everything fits.{more}
 
     InvalidValueError or InvalidTypeError name the argument, its index and value; InfeasibleError the stage that is short, by how
     many bytes. What the result holds: :class:`BaselinePlan`.
@@ -51,35 +51,35 @@ _DEVICES = _ARGUMENTS.format(
 
 @dataclass(frozen=True, eq=False)
 class BaselinePlan(Answer):
-    """Which blocks each stage holds, what else the algorithm decided, and what it is worth."""
+    """The blocks of each stage, what else the algorithm decided, and the step and memory that this gives."""
 
     planner: str
     boundaries: list[int]
     """Stage k holds blocks boundaries[k] .. boundaries[k + 1] - 1; 0 first, the number of blocks last."""
     replicas: list[int]
-    """Devices of each stage: 1 but for PipeDream and DAPPLE."""
+    """Devices of each stage: more than 1 only for PipeDream and DAPPLE."""
     recompute: BoolArray
     """bool [n]: blocks that run their forward again in backward."""
     swap: BoolArray
-    """bool [n]: blocks whose activation waits in host memory (vPipe)."""
+    """bool [n]: blocks whose activations wait in host memory (vPipe)."""
     stage_time_s: FloatArray
     """[stages] forward + backward of one micro-batch, recomputation included, of all replicas together."""
     peak_memory_bytes: FloatArray
     """[stages] of each device; 0 without ``memory``."""
     pivot_stage: float | None
-    """DAPPLE's pivot: k, or k + 0.5 for the messages behind stage k."""
+    """DAPPLE's pivot: k, or k + 0.5 for the messages between stages k and k + 1."""
     objective_s: float
     """What the algorithm itself minimised: PipeDream the slowest stage or link, DAPPLE and AdaPipe their modelled latency,
-    vPipe the slowest stage; 0 for rules that count."""
+    vPipe the slowest stage; 0 for rules that only count blocks."""
     step_time_s: float
-    """One step by our simulator: 1F1B, and where stages have replicas the exchange of weights behind their last backward."""
+    """One step by our simulator: 1F1B, and where stages have replicas the exchange of weights after their last backward."""
     lower_bound_s: float
-    """No plan of these blocks, without recomputation and without limit, is faster (proven): on as many stages without replicas; of
-    PipeDream and DAPPLE, unless ``straight``, on as many devices, with replicas or without."""
+    """No plan of these blocks without recomputation is faster, whatever its memory (proven): on as many stages without replicas;
+    for PipeDream and DAPPLE, unless ``straight``, on as many devices, with or without replicas."""
     steps: int
     """Candidates that the algorithm evaluated."""
     planning_time_s: float
-    """The algorithm alone, without the judging."""
+    """Seconds of the algorithm alone, without the judging."""
     micro_batches: int
 
     @property
@@ -89,7 +89,7 @@ class BaselinePlan(Answer):
 
     @property
     def _blocks(self) -> str:
-        """Of each stage, times its replicas; and how many of them do not keep their activations."""
+        """Text: each stage's blocks, times its replicas, and how many of them recompute or swap."""
         sizes = [b - a for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)]
         shape = "/".join(f"{size}" if r == 1 else f"{size}x{r}" for size, r in zip(sizes, self.replicas, strict=True))
         extras = [f", {int(what.sum())} {name}" for name, what in (("recomputed", self.recompute), ("swapped", self.swap))
@@ -117,7 +117,7 @@ def _part(memory: Any, key: str) -> Any:
 
 
 def _limits(memory: Any, blocks: int) -> tuple[float, list[FloatArray | None]]:
-    """The limit (0: none) and static, activation, transient, recompute; missing ones of the first two are zeros."""
+    """The limit (0: none), and the arrays static, activation, transient, recompute; the first two are zeros where missing."""
     if memory is None:
         return 0.0, [None] * 4
     known = {"limit_bytes", "static_bytes", "activation_bytes", "transient_bytes", "recompute_s", "in_flight"}
@@ -175,8 +175,8 @@ def _run(
 def uniform(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None
 ) -> BaselinePlan:
-    """Megatron's even division (Narayanan et al., SC 2021): as many blocks for each stage, what is left over one each to the first
-    stages."""
+    """Megatron's even division (Narayanan et al., SC 2021): the same number of blocks for each stage; the first stages have one
+    more each where blocks are left over."""
     return _run("uniform", fwd, bwd, stages, micro_batches, comm_s, blocking, memory)
 
 
@@ -185,8 +185,9 @@ def merak(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
     *, shards: int | None = None,
 ) -> BaselinePlan:  # fmt: skip
-    """Merak's rule (TPDS 2023): blocks merged into ``shards`` of about equal runtime (None: each block is one), and as many
-    shards for each stage, what is left over one each to the stages behind the first. Held against its repository's rules."""
+    """Merak's rule (TPDS 2023): blocks are merged into ``shards`` of about equal runtime (None: each block is one), and each stage
+    has the same number of shards; the stages after the first have one more each where shards are left over. Checked against its
+    repository's rules."""
     count = 0 if shards is None else integer(shards, "shards")
     if shards is not None and count < 1:
         raise _core.InvalidValueError(f"shards is {count}: at least 1 is needed")
@@ -198,9 +199,9 @@ def pipedream(
     fwd: Times, bwd: Times, devices: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
     *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf, straight: bool = False,
 ) -> BaselinePlan:  # fmt: skip
-    """PipeDream's dynamic programme (SOSP 2019, section 3.1): cuts and replicas of stages on ``devices``, least time of the
-    slowest stage or link. Replicas exchange param_bytes over bandwidth_Bps and take whole micro-batches in turn. straight: no
-    replicas, so ``devices`` stages."""
+    """PipeDream's dynamic programme (SOSP 2019, section 3.1): partition and replicas of stages on ``devices`` with the least time
+    of the slowest stage or link. Replicas exchange param_bytes over bandwidth_Bps and take whole micro-batches in turn. straight:
+    no replicas, so ``devices`` stages."""
     return _run(
         "pipedream", fwd, bwd, devices, micro_batches, comm_s, blocking, memory, name="devices", param_bytes=param_bytes,
         bandwidth_Bps=bandwidth_Bps, option=int(flag(straight, "straight")),
@@ -212,8 +213,8 @@ def dapple(
     fwd: Times, bwd: Times, devices: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
     *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf, straight: bool = False,
 ) -> BaselinePlan:  # fmt: skip
-    """DAPPLE's planner (PPoPP 2021, section 4): cuts and replicas on ``devices``, least latency of its pivot-stage model.
-    Replicas split every micro-batch and exchange param_bytes over bandwidth_Bps at the end. Held against a summary of the
+    """DAPPLE's planner (PPoPP 2021, section 4): partition and replicas on ``devices`` with the least latency of its pivot-stage
+    model. Replicas split every micro-batch and exchange param_bytes over bandwidth_Bps at the end. Checked against a summary of the
     paper, its author's slides and code, and published plans (csrc/plan/baseline_dapple.c); the printed formula was not seen.
     straight: no replicas, so ``devices`` stages."""
     return _run(
@@ -227,10 +228,10 @@ def vpipe(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
     *, swap_bandwidth_Bps: float = 0.0,
 ) -> BaselinePlan:  # fmt: skip
-    """vPipe (TPDS 2022): swap and recompute chosen in each stage so that it fits, and blocks moved between neighbouring stages
-    as in Kernighan and Lin's search. swap_bandwidth_Bps: bytes a second to the host (0: no swap). Without ``memory`` nothing needs
-    saving. Its parts are what readers of the paper report and
-    what its published plans show; which move comes first, which block is swapped was chosen here."""
+    """vPipe (TPDS 2022): swaps and recomputation are chosen in each stage so that it fits, and blocks are moved between
+    neighbouring stages as in Kernighan and Lin's search. swap_bandwidth_Bps: bytes a second to the host (0: no swap). Without
+    ``memory`` it neither swaps nor recomputes. Its parts are those that readers of the paper report and its published plans show;
+    which move comes first and which block is swapped was chosen here."""
     return _run("vpipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory, swap_Bps=swap_bandwidth_Bps)
 
 
@@ -238,7 +239,7 @@ def vpipe(
 def adapipe(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None
 ) -> BaselinePlan:
-    """AdaPipe (ASPLOS 2024): for each possible stage the least recomputation that fits (a knapsack), then the partition of
-    least modelled 1F1B latency. Without ``recompute_s`` in ``memory`` it only cuts. Of the paper only the abstract was found:
-    the equations are ours."""
+    """AdaPipe (ASPLOS 2024): for each possible stage the least recomputation that fits (a knapsack), then the partition with the
+    least modelled 1F1B latency. Without ``recompute_s`` in ``memory`` it recomputes nothing. Only the abstract of the paper was
+    found: the equations are ours."""
     return _run("adapipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory)

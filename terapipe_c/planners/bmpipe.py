@@ -24,7 +24,7 @@ class BMPipePlan(Answer):
     """Which layers, with which recompute strategy, are on which chunk of which stage. Times are seconds."""
 
     assignment: IntArray
-    """int32 [types, strategies, chunks, stages]: layers. Types in model order; types of fewer strategies have zeros."""
+    """int32 [types, strategies, chunks, stages]: numbers of layers. Types in model order; zeros for strategies a type lacks."""
     step_time_s: float
     """Makespan of the schedule (1F1B for one chunk, interleaved 1F1B for several)."""
     bubbles: dict[str, float]
@@ -33,22 +33,22 @@ class BMPipePlan(Answer):
     lower_bound_s: float
     """Proven: no plan that fits is faster."""
     peak_memory_bytes: FloatArray
-    """[stages] static bytes and the most that the schedule keeps in flight."""
+    """[stages] static bytes and the most activation bytes that the schedule keeps in flight."""
     optimal: bool
-    """Proven, to the rounding of double sums, and of times to 40 bits where there are several chunks."""
+    """Proven optimal, up to the rounding of double sums, and of times to 40 bits where there are several chunks."""
     evaluations: int
     """Plans judged, by an inequality or a simulation."""
     simulations: int
-    """Of them by a simulation."""
+    """Those of them that were judged by a simulation."""
     nodes: int
     """Nodes of branch and bound."""
     paths: int
     """Critical paths kept as inequalities."""
     planning_time_s: float
     names: tuple[str, ...] = field(default=())
-    """Of the layer types."""
+    """Names of the layer types."""
     strategy_names: tuple[tuple[str, ...], ...] = field(default=())
-    """Of each type's strategies."""
+    """Names of each type's strategies."""
 
     @property
     def gap(self) -> float:
@@ -93,7 +93,7 @@ def _number(layer: Mapping[str, Any], key: str, where: str) -> float:
 
 
 def core_layers(layers: Layers) -> tuple[CoreLayers, tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The layer types as arrays, their names, their strategies' names."""
+    """(the layer types as arrays for the core, their names, their strategies' names)."""
     if isinstance(layers, Mapping) or not isinstance(layers, Sequence) or not len(layers):
         raise _core.InvalidValueError(f"layers is {brief(layers)}: a list of one dict a layer type, in model order, would be right")
     rows, names, labels = [], [], []
@@ -157,19 +157,19 @@ def bmpipe(
     each {"name", "extra_bwd_s", "activation_bytes"} (of one layer and one micro-batch). Consecutive layers go to chunk 0
     of stages 0, 1, ..., then to chunk 1, ...; none of them is empty. memory_bytes: of every stage; comm_s: seconds of a
     message on its link. One chunk (1F1B): proven optimal, if the limits allow (effort: nodes of its branch and bound, a
-    simulation counts as 25 micro_batches of them; 0: any number). Several (interleaved 1F1B,
-    micro_batches a multiple of stages): a search, then branch and bound, of bounded effort (candidates; 0: a default): optimal
-    where that ends, else with a proven lower bound. Where ``prove`` is false the latter, which takes longer than the search
-    and finds some better plans, is left out (lower_bound_s 0).
+    simulation counts as 25 micro_batches of them; 0: any number). Several (interleaved 1F1B, micro_batches a multiple of stages): a
+    search, then branch and bound, of bounded effort (candidates; 0: a default): optimal where branch and bound ends, else with a
+    proven lower bound. prove=False leaves out branch and bound, which takes longer than the search and finds some better plans
+    (lower_bound_s is 0 then).
     time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan. in_flight: [chunks * stages]
-    micro-batches that a virtual stage (chunk * stages + stage) has room for, each of its own, or that another order holds;
-    None: the most that the schedule has in flight on a stage at any one time.
+    micro-batches that each virtual stage (chunk * stages + stage) has buffers of its own for, or that another order holds; None:
+    the most that the schedule has in flight on a stage at any one time.
 
-    Proven plans are no slower with more memory. What a search of several chunks finds unproven may be: of random requests half a
-    percent to 3 % of memory apart 2 of 107 were, by up to 0.03 %, and without ``prove`` 13 of 210, by up to 1.2 %; of 72 such
-    steps of three bad instances of four chunks 5, by up to 0.3 %, and 10, by up to 5 %. ``tp.plan`` asks for less memory, too, and
-    keeps the fastest. All times multiplied by one factor multiply step and bound by it: several chunks are planned with times in
-    units of the longest, rounded to 40 bits.
+    Proven plans are no slower with more memory. Unproven plans of several chunks may be: of random requests whose limits were half
+    a percent to 3 % apart 2 of 107 were, by up to 0.03 %, and without ``prove`` 13 of 210, by up to 1.2 %; of 72 such steps of
+    three bad instances with four chunks 5 were, by up to 0.3 %, and without ``prove`` 10, by up to 5 %. ``tp.plan`` asks for less
+    memory, too, and keeps the fastest. Multiplying all times by a factor multiplies step and bound by it: with several chunks times
+    are planned in units of the longest, rounded to 40 bits.
 
     InvalidValueError or InvalidTypeError name the layer type, the field and its value; InfeasibleError the stage and the bytes it
     lacks with everything recomputed. Source: BMPipe (Wang et al., CLUSTER 2025, a poster), its programme reconstructed; the search

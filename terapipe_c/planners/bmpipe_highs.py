@@ -1,8 +1,7 @@
-"""BMPipe's integer programme in another solver's hands: a second opinion by HiGHS, and a file for any solver.
+"""BMPipe's integer programme for other solvers: solved by HiGHS as a second opinion, or written as a file for any solver.
 
-The programme (PLANNERS.md 4.2, 4.3) bounds the makespan by critical paths of the schedule, added as they are found: solve,
-simulate the answer, add its critical path, until the simulation says no more than the solver.
-"""
+The programme (PLANNERS.md 4.2, 4.3) bounds the makespan by critical paths of the schedule, which are added as they are found:
+solve, simulate the solution, add its critical path, until the simulated makespan is no longer than the solver's. """
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class _Programme:
         count, _, forward, backward = core[:4]
         even = [np.full(self.virtuals, float(count @ times) / self.virtuals) for times in (forward, backward)]
         longest = self.add_path(*even)
-        # Solvers' tolerances are absolute, and a step may be microseconds: what is minimised is about a thousand.
+        # Solvers' tolerances are absolute, and a step may take microseconds: the objective is scaled to about a thousand.
         self.scale = 2.0 ** (10 - math.frexp(longest)[1]) if longest > 0.0 else 1.0
         for stage in range(stages):  # the paths through each stage
             slow = np.ones(self.virtuals)
@@ -52,7 +51,7 @@ class _Programme:
         return forward, backward, np.array([path[2] for path in self.paths], np.float64)
 
     def add_path(self, forward_s: FloatArray, backward_s: FloatArray) -> float:
-        """The makespan of these seconds; its critical path joins the programme."""
+        """Add the critical path of a plan with these seconds to the programme; gives the plan's makespan."""
         makespan, up, down, lag_s = _core.bmpipe_path(
             np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s), self.stages, self.micro_batches,
             self.chunks, self.comm_s,
@@ -61,7 +60,7 @@ class _Programme:
         return makespan
 
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        """With what is minimised, and the inequalities of paths, ``scale`` times as large; T itself is in seconds."""
+        """The programme as the core's arrays, with objective and path inequalities multiplied by ``scale``; T is in seconds."""
         rows = _core.bmpipe_ilp(
             self.core, self.stages, self.micro_batches, self.memory_bytes, *self._runs(), chunks=self.chunks,
             comm_s=self.comm_s,
@@ -94,7 +93,7 @@ def _highs() -> Any:
 def _solve(
     highspy: Any, programme: _Programme, whole: bool, seconds: float, start: FloatArray | None
 ) -> tuple[FloatArray | None, float]:
-    """(solution or None, proven bound in seconds) of the programme or its relaxation. +inf: there is none."""
+    """(solution or None, proven bound in seconds) of the programme or its relaxation; bound +inf: it has no solution."""
     rows = programme.rows()
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = len(rows["cost"]), len(rows["row_low"])
@@ -145,11 +144,11 @@ def bmpipe_highs(
     comm_s: float = 0.0,
     time_limit_s: float | None = 60.0,
 ) -> BMPipePlan:
-    """The same plan by HiGHS (extra ``terapipe_c[highs]``): arguments and result as ``bmpipe``.
+    """The plan of ``bmpipe``'s programme, solved by HiGHS (extra ``terapipe_c[highs]``): arguments and result as of ``bmpipe``.
 
-    Path inequalities are generated on the linear relaxation, then on the integer programme. lower_bound_s is HiGHS's dual
-    bound. time_limit_s None: none. Of the counters, evaluations are solver calls and paths the inequalities;
-    TimeoutError if the time ends without any plan.
+    Path inequalities are generated on the linear relaxation, then on the integer programme. lower_bound_s is HiGHS's dual bound;
+    of the counters, evaluations are solver calls and paths the inequalities. time_limit_s None: no limit; TimeoutError if the time
+    ends without any plan.
     """
     highspy = _highs()
     began = time.perf_counter()
@@ -211,11 +210,11 @@ def bmpipe_mps(
 ) -> int:
     """Write the integer programme as a free MPS file for any solver; returns the number of path inequalities in it.
 
-    They are those of the even plan with each stage slowed, and of ``bmpipe``'s plan: not all there are, so its optimum is a
-    lower bound on the step time, and the plan it names is to be simulated. Columns l_type_strategy_chunk_stage (layers),
-    b_type_chunk_stage, T (seconds), none for strategies that a type does not have; bytes are in units of memory_bytes. What is
-    minimised is T times a power of two that makes it about a thousand, because solvers' tolerances are absolute.
-    FileExistsError if the file is there.
+    The inequalities are those of the even plan with each stage slowed in turn, and of ``bmpipe``'s plan: not all that exist, so the
+    optimum is a lower bound on the step time, and the solution's own step time is to be simulated. Columns:
+    l_type_strategy_chunk_stage (layers; none for strategies that a type does not have), b_type_chunk_stage, T (seconds); bytes are
+    in units of memory_bytes. The objective is T times a power of two that makes it about a thousand, because solvers' tolerances
+    are absolute. FileExistsError if the file is there.
     """
     from .bmpipe import bmpipe
 

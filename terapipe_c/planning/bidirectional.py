@@ -1,11 +1,11 @@
 """Plans for Chimera: two copies of the model in opposite directions (``schedules.chimera``).
 
-A rank has stage r of one copy and stage ranks - 1 - r of the other, so stages need not be equal: only the work of the two
-together must be. What is looked at: micro-batches of all sizes that leave an even number of them, in slices as equal as can be or
-TeraPipe's own, on balanced stages; then single moves of stage boundaries from the fastest, and from the one that needs least
-memory, and of boundaries and slices from the fastest within less and less memory; judged by simulating the real program, on every
-grid of tokens that the granularity refines. The fastest of all of them that fits is the plan. The paper leaves stages and
-micro-batches to the user.
+Rank r has stage r of one copy and stage ranks - 1 - r of the other, so stages need not be equal: only the work of both together
+must be. The paper leaves stages and micro-batches to the user; this search chooses them. It starts from balanced stages, with
+micro-batches of every size that gives an even number of them, cut into equal slices or into TeraPipe's. Then it moves stage
+boundaries, one at a time, from the fastest start and from the one that needs least memory; and boundaries and slices from the
+fastest plan within less and less memory. It does so on every grid of tokens that the granularity refines. Each candidate is judged
+by simulating the real program; the plan is the fastest that fits.
 """
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_both_ways"]
 
-_WORK = 60_000_000      # ticks of the judge (about 13 ns each) for quick plans of a number of ranks, and for the moves from them
-_GRIDS = 4              # times as much for all grids together, besides a little for each
-_NEAR = 1.05            # times as slow as a plan of a coarser grid: a start that may end below it
-_DEAR = 10_000_000      # ticks of a candidate from which on not every grid is tried
-_SMALL = 0.01           # of an estimate, by which it must be better there
+_WORK = 60_000_000      # ticks of the judge (about 13 ns each) for the quick plans of one number of ranks, and for moves from them
+_GRIDS = 4              # all grids together may take this many times _WORK, besides a little for each
+_NEAR = 1.05            # a start is worth a descent if it is at most this many times as slow as the best plan of a coarser grid
+_DEAR = 10_000_000      # mean ticks of a candidate above which a finer grid is tried only where its estimates promise more
+_SMALL = 0.01           # the part by which such an estimate must be better than those of the coarser grids' plans
 _VALLEYS = 3            # slicings from whose fastest plans boundaries and slices move
-_RUNGS = 12             # limits of memory within which they do, too
-_LESS = 0.95            # of such a limit, the next
+_RUNGS = 12             # limits of memory, one below the other, within which they move, too
+_LESS = 0.95            # each such limit is this part of the one before
 _STARTS = 3             # quick plans from which boundaries move
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16)   # slices of a sequence
 
 
 def _slicings(judge: Judge, request: Request) -> list[tuple[Micro, ...]]:
-    """What may be run, both copies alike; the most promising first."""
+    """Slicings to try, the same for both copies; the most promising first."""
     if request.slicing is not None:
         return [request.slicing]
     units, sequences = request.seq_len // request.unit, request.share
@@ -58,8 +58,9 @@ def _slicings(judge: Judge, request: Request) -> list[tuple[Micro, ...]]:
 
 
 def _estimates(judge: Judge, slicing: tuple[Micro, ...]) -> tuple[float, float]:
-    """Of equal stages: all work of a rank, and Chimera's (ranks - 2) / 2 idle slots in each direction, of a slice each. All W of
-    a micro-batch may come with its last slice: where nobody waits for them, and where somebody does."""
+    """Two estimates of a step's seconds on equal stages: all work of a rank, and Chimera's (ranks - 2) / 2 idle slots in each
+    direction, each as long as a slice. The engine may run all W of a micro-batch with its last slice: the first estimate is for
+    the case that no rank waits for them, the second for the case that one does."""
     d = judge.durations(((0, judge.model.num_blocks),), slicing)
     there, stays = (d["F"] + d["I"])[0], d["W"][0]
     work, idle = float(there.sum() + stays.sum()), (judge.ranks - 2) / 2
@@ -75,9 +76,9 @@ def _promising(judge: Judge, slicings: list[tuple[Micro, ...]]) -> list[tuple[Mi
 
 def _starts(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], known: list[Candidate], stop: int) \
         -> list[Candidate]:
-    """Uniform's plan, where nothing is known, and quick ones, each of them without weight gradients that wait, too, which take
-    memory. known: of coarser grids, the fastest first, whose stages are tried, too. The most promising is made whatever the work,
-    but where others are known only if it promises more."""
+    """Quick plans, the fastest first: each slicing on balanced, on even and on the best known stages, with and without W that wait
+    (which take memory); and uniform's plan where nothing is known. known: plans of coarser grids, the fastest first. The most
+    promising slicings are tried even when the work is spent; beside known plans only if their estimates are better."""
     found = [] if known else [uniform(judge, request)]
     before = [_estimates(judge, s) for s in {c.slicing for c in known}]
     enough = [(1 - _SMALL) * min((told[k] for told in before), default=float("inf")) for k in (0, 1)]
@@ -97,7 +98,7 @@ def _starts(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], k
 
 
 def _neighbours(cut: Cut) -> Iterator[Cut]:
-    """A boundary, or it and its mirror image, by one block."""
+    """Partitions with one boundary moved by one block, or with it and its mirror image moved."""
     bounds = [0, *(end for _, end in cut)]
     last = len(bounds) - 1
     for at, by in itertools.product(range(1, last), (-1, 1)):
@@ -111,7 +112,8 @@ def _neighbours(cut: Cut) -> Iterator[Cut]:
 
 
 def _anywhere(cut: Cut) -> Iterator[Cut]:
-    """A boundary to wherever between its neighbours, the nearest places first; then whatever ``_neighbours`` has."""
+    """Partitions with one boundary moved anywhere between its neighbours, the nearest places first; then those of
+    ``_neighbours``."""
     bounds = [0, *(end for _, end in cut)]
     moves = [(abs(to - bounds[at]), at, to) for at in range(1, len(cut)) for to in range(bounds[at - 1] + 1, bounds[at + 1])]
     for by, at, to in sorted(moves):
@@ -122,7 +124,7 @@ def _anywhere(cut: Cut) -> Iterator[Cut]:
 
 def _descended(judge: Judge, start: Candidate, stop: int, height: Callable[[Candidate], float],
                moves: Callable[[Cut], Iterator[Cut]] = _neighbours) -> list[Candidate]:
-    """All that is looked at on the way down: the first move that helps, again and again."""
+    """First-improvement descent from ``start``, by lower ``height``; gives every candidate that was looked at on the way."""
     best, seen = start, [start]
     while judge.work < stop and not late():
         for cut in moves(best.partition):
@@ -139,8 +141,8 @@ def _descended(judge: Judge, start: Candidate, stop: int, height: Callable[[Cand
 
 def _lean(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], quick: list[Candidate], budget: int) \
         -> list[Candidate]:
-    """All that is looked at on the way to what needs least memory: other stages, cut by the engine's bytes and by moves, then other
-    slices on these, again and again."""
+    """Search for the plan that needs least memory; gives every candidate that was looked at. By turns: other stages, cut by the
+    engine's own count of bytes and then moved, and other slices on these stages, until neither helps."""
     def height(c: Candidate) -> float:
         return float(max(judge.peak_bytes(c)))
 
@@ -163,16 +165,17 @@ def _lean(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], qui
 
 
 def _explored(judge: Judge, request: Request) -> list[Candidate]:
-    """Plans of whatever memory: what is looked at does not depend on the limit, so that more of it never hurts. And a finer grid
-    never does: each that it refines is looked at before it, exactly as if it had been asked for."""
+    """Every plan that is looked at, whatever memory it needs. None of this depends on the limit of memory, so more memory never
+    gives a slower plan. Nor does a finer grid: each grid that it refines is searched before it, exactly as if it had been asked
+    for."""
     found: dict[int, list[Candidate]] = {}
-    ends: dict[int, list[Candidate]] = {}                      # of those what needs least memory
+    ends: dict[int, list[Candidate]] = {}                      # by grid: the plan that needs least memory
     spent: dict[int, int] = {}
     todo = [request.unit] if request.slicing is not None else grids(request.seq_len, request.unit)
     for i, grid in enumerate(todo):
         if found and late():
             break
-        refined = [g for g in found if g % grid == 0]          # what other grids found, or cost, is not to be seen here
+        refined = [g for g in found if g % grid == 0]          # what other grids found, or cost, must not matter here
         own, before = judge.afresh(), sum(spent[g] for g in refined)
         dear = any(spent[g] > _DEAR * len(found[g]) for g in refined)
         with share(2 / (len(todo) - i + 1)):
@@ -186,13 +189,14 @@ def _explored(judge: Judge, request: Request) -> list[Candidate]:
 
 def _of_grid(judge: Judge, request: Request, coarser: list[Candidate], leaner: list[Candidate], most: int) \
         -> tuple[list[Candidate], list[Candidate]]:
-    """What is looked at on one grid besides what coarser ones did, the less the fewer slices are new; and of it what needs least
-    memory. most: ticks, or -1: only what promises more."""
+    """Plans of one grid that ``coarser`` (the plans of the grids that it refines) does not have, and the one of them or of
+    ``leaner`` that needs least memory. The fewer slicings are new, the less work. most: ticks; -1: make only what promises to be
+    faster."""
     every, done = _slicings(judge, request), {c.slicing for c in coarser}
     slicings = [s for s in every if s not in done]
     if not slicings:
         return [], []
-    whole = len({s[0][1] for s in every}) * len(slicings) / (len(_PARTS) * len(every))     # of what a full grid has
+    whole = len({s[0][1] for s in every}) * len(slicings) / (len(_PARTS) * len(every))     # part of a full grid that is new here
     budget = _WORK if request.slicing is not None else max(_WORK // 16, min(most, max(_WORK // 4, int(_WORK * whole))))
     known = sorted(coarser, key=pace)
     quick = _starts(judge, request, slicings, known, judge.work + (budget if most >= 0 else -1))
@@ -218,8 +222,9 @@ def _of_grid(judge: Judge, request: Request, coarser: list[Candidate], leaner: l
 
 
 def _moved(judge: Judge, request: Request, plans: list[Candidate], budget: int) -> list[Candidate]:
-    """Where single moves of boundaries and slices lead from the fastest of a few slicings, and from the fastest of all within less
-    and less memory: down from what that needs, whatever the limit, so that more memory never hurts."""
+    """Ends of descents by single moves of boundaries and slices: from the fastest plan of each of a few slicings, and from the
+    fastest within less and less memory. These limits begin below what the fastest plan needs and do not depend on the request's, so
+    more memory never hurts."""
     by_slicing: dict[tuple[Micro, ...], Candidate] = {}
     for c in sorted(dict.fromkeys(plans), key=pace):
         by_slicing.setdefault(c.slicing, c)
@@ -236,7 +241,7 @@ def _moved(judge: Judge, request: Request, plans: list[Candidate], budget: int) 
 
 
 def _end(judge: Judge, request: Request, start: Candidate, limit: int | None, budget: int) -> Candidate:
-    """As many W that wait as are best, then moves, again and again."""
+    """The end of a descent from ``start``: by turns the best number of W that may wait, and single moves."""
     best, stop = start, judge.work + budget
     while judge.work < stop and not late():
         others = [judge.judge(CHIMERA, best.partition, best.slicing, pending) for pending in (0, 1, 2, 4)]
@@ -250,7 +255,8 @@ def _end(judge: Judge, request: Request, start: Candidate, limit: int | None, bu
 
 
 def _best(judge: Judge, request: Request) -> Candidate:
-    """On this judge's ranks, of equally fast ones that with least memory; InfeasibleError."""
+    """The fastest plan that fits on this judge's ranks, of equally fast ones the one that needs least memory. InfeasibleError where
+    none fits, DeadlineError where time was up before one was found."""
     plans = sorted(_explored(judge, request), key=pace)
     first = next((c for c in plans if judge.fits(c, judge.limit)), None)
     if first is None:
@@ -261,8 +267,9 @@ def _best(judge: Judge, request: Request) -> Candidate:
 
 def plan_both_ways(request: Request, judge_of: Callable[[int], Judge]) \
         -> tuple[Judge, Candidate, tuple[tuple[str, float], ...]]:
-    """The fastest on the numbers of ranks that the request leaves open, who judged it, and the others; InfeasibleError, or
-    DeadlineError where none was found in time."""
+    """(judge, plan, compared): the fastest plan over the numbers of ranks that the request allows, its judge, and (label, seconds)
+    of the plan of each number where there are several. InfeasibleError where none fits, DeadlineError where none was found in
+    time."""
     found: list[tuple[Judge, Candidate]] = []
     refusals: list[InfeasibleError] = []
     least = cache(lambda: least_work_s(request, request.share))

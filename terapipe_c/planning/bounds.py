@@ -1,4 +1,5 @@
-"""Lower bounds on a step by number of ranks, chunks and replicas: with them ``planner="auto"`` skips what cannot win."""
+"""Lower bounds on the seconds of a step, by number of ranks, chunks and replicas: ``planner="auto"`` skips a configuration whose
+bound is no better than the plan in hand."""
 from __future__ import annotations
 
 import bisect
@@ -21,11 +22,11 @@ from .starts import kind_seconds, whole_sequences
 
 __all__ = ["AT_ONCE", "Least", "bound_s", "least_of_kinds", "least_work_s", "order_bound_s", "stages_bound_s", "whole_bound_s"]
 
-AT_ONCE = "gpipe", "1f1b", "seq1f1b", "interleaved"   #: schedules whose W are behind their I where none waits
+AT_ONCE = "gpipe", "1f1b", "seq1f1b", "interleaved"   #: schedules in which every W follows its I at once if none may wait
 
-_GROUPS = 256           # micro-batch sizes that are looked at; where there are more nothing is said of the work
-_HALVINGS = 40          # of an interval that holds a bound
-_LARGEST = 1e15         # times a block's seconds, of what is besides, beyond which nothing is said
+_GROUPS = 256           # sizes of micro-batch that are looked at; where there are more the bound on the work is 0
+_HALVINGS = 40          # bisection steps for a bound
+_LARGEST = 1e15         # overhead or message over a block's seconds, above which order_bound_s gives 0
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ def least_work_s(request: Request, share: int) -> float:
 
 
 def _least_path_s(request: Request, weights: NDArray[np.float64], batch: int) -> float:
-    """Of one of ``batch`` sequences at once, over all slicings."""
+    """Least seconds per sequence over all slicings, for micro-batches of ``batch`` sequences."""
     costs = _Weighted(request.costs, weights, batch)
     return planners.slice_tokens(costs, 1, seq_len=request.seq_len, granularity=request.unit).lower_bound_s / batch
 
 
 def _in_halves_s(costs: CostModel, kind: str, batches: NDArray[np.float64], tokens: Any) -> NDArray[np.float64]:
-    """Forwards of whole sequences in halves along the batch."""
+    """Seconds of forwards of whole sequences that are run in two halves along the batch (sliced-1f1b), by micro-batch size."""
     halves = (batches + 1) // 2, np.maximum(1.0, batches // 2)
     return sum((np.asarray(costs.block_seconds(kind, "F", tokens, 0, b)) for b in halves), np.zeros(len(batches)))
 
@@ -92,16 +93,17 @@ def _less_in_halves_s(request: Request, kind: str) -> float:
 
 @dataclass(frozen=True)
 class Least:
-    """Of a block of each kind, in seconds: ``work``, what it does in a step at least, whatever the slicing; ``first``, a forward of
-    the first slice of some micro-batch at least."""
+    """Lower bounds for a block of each kind, in seconds: ``work`` on its work in a step, whatever the slicing; ``first`` on the
+    forward of the first slice of any micro-batch."""
 
     work: dict[str, float]
     first: dict[str, float]
 
 
 def least_of_kinds(request: Request, share: int) -> Least:
-    """Of ``share`` sequences. Each kind and phase has its own slicing and its own micro-batch, so that the blocks of any stages are
-    sums of these, and forwards in halves, which are of fewer sequences, too. A given slicing is counted as it is."""
+    """``Least`` for ``share`` sequences. The minimum is taken for each kind and phase alone, over slicings and micro-batch sizes:
+    so sums of these bound any stage, and forwards in halves, which are forwards of smaller micro-batches. A given slicing is
+    counted as it is."""
     costs = request.costs
     if request.slicing is not None:
         work = kind_seconds(request.judge(1), request.slicing)
@@ -119,8 +121,8 @@ def least_of_kinds(request: Request, share: int) -> Least:
 
 
 def _least_of_size(request: Request, batch: int) -> dict[str, float]:
-    """Of micro-batches of so many sequences: seconds of one of these in a block of a kind ("ffn.F"), and of a forward of the first
-    slice ("ffn.first"); once made kept with the request."""
+    """Least seconds with micro-batches of ``batch`` sequences: of one sequence in a block of a kind ("ffn.F"), and of a forward of
+    a micro-batch's first slice ("ffn.first"). Kept with the request."""
     key = "least", request.seq_len, request.unit, batch
     if key not in request.kinds:
         found, lengths = {}, np.arange(request.unit, request.seq_len + 1, request.unit)
@@ -134,12 +136,13 @@ def _least_of_size(request: Request, batch: int) -> dict[str, float]:
 
 
 def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: float, copies: int = 1) -> float:
-    """No plan of this configuration is faster: what the mean rank must do, and the message it must wait for first.
+    """No plan of this configuration is faster, by what the mean rank must do.
 
-    A step takes at least the mean over the ranks of what each does: its part of the work of its replica's sequences
-    (``least_s`` each), what every instruction of its chunks costs besides, its updates, and its share of the ring's all-reduce;
-    rank r cannot begin before r messages. Of two copies of the model in opposite directions a rank has a stage each: it updates
-    and adds both, a sequence's work it does for one of them, and it begins when the nearer end has reached it.
+    A step takes at least the mean over the ranks of: the rank's part of the work of its replica's sequences (``least_s`` each),
+    the fixed overhead of every instruction of its chunks, its updates, its share of the ring's all-reduce, and the wait before it
+    can begin, which is r messages for rank r. With two copies of the model in opposite directions (``copies``) a rank has a stage
+    of each: it updates both and sums both gradients, but each sequence passes only one of them; and it can begin when a message
+    from the nearer end has arrived.
     """
     costs, params, share = request.costs, float(request.model.num_params), request.batch // replicas
     link = replace(replace(request, replicas=replicas).link(ranks), copies=copies)
@@ -152,23 +155,24 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
 
 
 def least_latency_s(request: Request) -> float:
-    """No message takes less."""
+    """Seconds that every message takes at least."""
     near, cluster = request.costs.latency_s, request.cluster
     return min(near, cluster.link_latency_s) if cluster.tells_nodes_apart else near
 
 
 def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, least: Least, zigzag: bool = False) -> float:
-    """No plan of this configuration is faster, of one copy of the model a replica: blocks cannot be divided. least: of
-    ``request.batch // replicas`` sequences; zigzag: the stages go down the ranks and up again.
+    """No plan of this configuration, with one copy of the model a replica, is faster: because blocks cannot be divided, and because
+    a link carries one message at a time. least: for ``request.batch // replicas`` sequences; zigzag: the stages go down the ranks
+    and up again.
 
-    Rank r begins when a first slice has passed the blocks before its own, does all work of its blocks, and updates them. One stage
-    a rank: the longest prefix within a limit is best for every rank in turn, as one block more adds its first forward to what
-    comes before the next rank and takes as much and more from what is left; and each rank behind needs a block, too. Several
-    stages a rank: stage k of n begins with one of the blocks from k on that leave a block for each stage behind it; it has that
-    one at least, and the last stage has the head. A given partition is what it is. What a rank copies of its messages is work, too.
+    Rank r begins when a first slice has passed the blocks before its own, then does all work of its blocks and updates them;
+    copying its messages is work, too. One stage a rank: to test a limit it is best that each rank in turn takes as many blocks as
+    the limit allows, because one block more delays the next rank by its first forward and takes at least as much from the work that
+    is left; each later rank needs a block, too. Several stages a rank: stage k begins with one of the blocks from k on that leave a
+    block for each later stage and has at least that one; the last stage has the head. A given partition is counted as it is.
 
-    And a link carries one message at a time, of either direction that goes from the one rank to the other: all activations, and
-    gradients, that it carries, one by one, and behind the last of them an update.
+    The link: from one rank to another it carries all activations and gradients that go that way, one by one, and an update follows
+    the last of them.
     """
     costs, blocks, stages = request.costs, request.model.blocks, ranks * chunks
     link = replace(request, replicas=replicas).link(ranks)
@@ -198,8 +202,8 @@ def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, lea
 
 
 def _messages_s(request: Request, ranks: int, replicas: int, home: Sequence[int]) -> tuple[list[float], float]:
-    """Seconds of each rank, before its first message is there and for the copies that it makes; and of the bytes on the link that
-    carries most. home: the stages' ranks."""
+    """([ranks] seconds until a rank's first message has arrived, and of its own copying of messages; seconds of the bytes on the
+    busiest link). home: the rank of each stage."""
     costs, links = request.costs, Links.of(request.cluster, ranks, replicas)
     size = costs.element_bytes * request.model.n_embd * float(request.batch // replicas * request.seq_len)
     besides, busy = [rank * least_latency_s(request) for rank in range(ranks)], {(0, 0): 0.0}
@@ -212,9 +216,9 @@ def _messages_s(request: Request, ranks: int, replicas: int, home: Sequence[int]
 
 
 def _least_limit(ways: Sequence[tuple[Sequence[float], Sequence[float], Sequence[float]]]) -> float:
-    """The least limit, or less, within which the ranks take all blocks if each in turn takes as many as the limit lets it. ways:
-    (sums over blocks [blocks + 1] of what the ranks behind wait for, and of work; seconds besides of each rank); all must be
-    within the limit."""
+    """The least limit of seconds (found from below, so never more) within which the ranks cover all blocks if each in turn takes as
+    many as the limit allows. ways: conditions that must all hold, each (prefix sums [blocks + 1] of what later ranks wait for,
+    prefix sums of work, [ranks] other seconds)."""
     blocks, ranks = len(ways[0][0]) - 1, len(ways[0][2])
 
     def enough(limit: float) -> bool:
@@ -234,14 +238,15 @@ def _least_limit(ways: Sequence[tuple[Sequence[float], Sequence[float], Sequence
 
 
 def whole_bound_s(request: Request, ranks: int, chunks: int = 1, at_once: bool = False) -> float:
-    """No plan with the micro-batches of planners that know no slices is faster, in any order, on any partition; 0 where
-    micro-batches differ or have slices. at_once: of orders of one chunk in which a W follows its I at once (bpipe).
+    """No plan of whole sequences, one a micro-batch, is faster, in any order, on any partition; 0 where micro-batches differ, or
+    have slices or several sequences. at_once: only for orders of one chunk in which every W follows its I at once (bpipe).
 
-    Rank r begins after a forward of the blocks before its own and then does all its work. One stage a rank: the longest prefix
-    within a limit is best for every rank in turn: one block more adds f to the head and takes m (f + i + w) from what is left.
-    Where W follow at once, all but the last one come before the last I of the rank, and behind that the I of the blocks before
-    its own: one block more adds f + i and takes m (f + i + w) - w, no less.
-    Several chunks: the mean over the ranks; before the first stage of rank r come r others of a block at least.
+    Rank r begins after one forward of the blocks before its own and then does all its work. One stage a rank: to test a limit it is
+    best that each rank in turn takes as many blocks as the limit allows: one block more delays the next rank by f and takes
+    m (f + i + w) from the work that is left (f, i, w: its seconds a micro-batch; m micro-batches). Where W follow at once, all but
+    the last W of a rank come before its last I, and after that I come the I of the blocks before its own: one block more adds f + i
+    and takes m (f + i + w) - w, which is no less.
+    Several chunks: the mean over the ranks; before rank r's first stage are r others, of at least a block each.
     """
     slicing = whole_sequences(request)
     if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1:
@@ -266,15 +271,16 @@ def whole_bound_s(request: Request, ranks: int, chunks: int = 1, at_once: bool =
 
 
 def order_bound_s(request: Request, name: str, ranks: int, chunks: int) -> float:
-    """No plan with the micro-batches of planners that know no slices is faster in this order, one of :data:`AT_ONCE` where no W
-    waits, on any partition; 0 where micro-batches differ or have slices. Layers may be divided (csrc/plan/partition_bound.h)."""
+    """No plan of whole sequences, one a micro-batch, is faster in this order (one of :data:`AT_ONCE`, with no W waiting), on any
+    partition, even one that cuts layers (csrc/plan/partition_bound.h); 0 where micro-batches differ, or have slices or several
+    sequences."""
     slicing, costs = whole_sequences(request), request.costs
     if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1:
         return 0.0
     judge, cluster, micros = request.judge(ranks), request.cluster, len(slicing)
     each = [kind_seconds(judge, slicing, phase) for phase in PHASES]
     seconds = np.array([[of_kind[kind] / micros for of_kind in each] for kind in KINDS])
-    if costs.head_pass is not None:                            # F and I may leave weight gradients of their rows to others
+    if costs.head_pass is not None:                            # rows' weight gradients may wait for a later slice's pass
         head = seconds[KINDS.index("head")]
         head[:2] = np.maximum(0.0, head[:2] - costs.head_pass[2] * request.seq_len)
     byte_s = min(costs.byte_s, 1 / cluster.link_bandwidth_Bps) if cluster.tells_nodes_apart else costs.byte_s

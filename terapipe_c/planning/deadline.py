@@ -1,4 +1,4 @@
-"""A limit of time on what a thread plans: the C planners' loops read it too (csrc/base/deadline.h).
+"""A time limit for planning, one a thread; the loops of the C planners read it, too (csrc/base/deadline.h).
 
 Without one nothing here reads a clock, and planning counts work alone: the same request gives the same plan.
 """
@@ -9,13 +9,14 @@ from .._core import DeadlineError
 
 __all__ = ["check_time", "late", "left_s", "limited", "share", "within", "without"]
 
-_LONG_S = 1e9          # as good as none
+_LONG_S = 1e9          # longer limits are cut to this: as good as none, and their nanoseconds fit 64 bits
 
 
 class within:
-    """What is planned here ends in so many seconds, or with what is around it, if that is sooner; None: nothing new.
+    """Planning inside ends within so many seconds, or at the enclosing limit if that is sooner; None: no new limit.
 
-    No generator: one that Ctrl-C ended early would restore what was before whenever it is collected, under another plan.
+    A class and not a generator (contextlib): one that Ctrl-C interrupts restores the limit only when it is garbage-collected, which
+    may be during another plan.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -33,7 +34,7 @@ class within:
 
 
 class without:
-    """What is planned here has no limit: what must be there in any case, and takes little."""
+    """Planning inside has no limit: for the little that must be done in any case."""
 
     def __enter__(self) -> None:
         self._before = _core.deadline_get()
@@ -44,7 +45,7 @@ class without:
 
 
 def share(part: float) -> within:
-    """What is planned here has this part of the time that is left."""
+    """Planning inside may take this part of the time that is left."""
     return within(left_s() * part if limited() else None)
 
 
@@ -64,6 +65,6 @@ def left_s() -> float:
 
 
 def check_time(stopped: bool = False) -> None:
-    """DeadlineError where there is no time left, or its share of it stopped what could have been a plan."""
+    """DeadlineError where no time is left, or where (``stopped``) something that could have given a plan used up its share."""
     if stopped or late():
         raise DeadlineError("no time was left for a plan: a longer time_limit_s would be right")

@@ -1,29 +1,30 @@
-"""``planner="auto"``: everything at once, best first, bounded by certificates.
+"""``planner="auto"``: the fastest plan over all planners, schedules and configurations that a request leaves open.
 
-A configuration is (ranks, replicas, chunks); each is looked at with every schedule that the engine runs on so many chunks. No plan
-of a configuration is faster than its bounds (:func:`bounds.bound_s`, of what the mean rank does, and
-:func:`bounds.stages_bound_s`, of blocks that cannot be divided), so one whose bound is no better than the plan in hand is left
-out; the others are looked at in the order of a formula's guess. Then every plan that a user could have by name is made, and
-(configuration, schedule) are searched in earnest, the fastest quick plan first. Quick plans are no plans themselves where time is
-not limited, but for the order: what a search ends with neither more memory nor a finer grid makes slower.
+A configuration is (ranks, replicas, chunks); each is weighed with every schedule that the engine runs with so many chunks. Its
+lower bounds (:func:`bounds.bound_s`: the work of the mean rank; :func:`bounds.stages_bound_s`: blocks cannot be divided) leave it
+out where they are no better than the plan in hand. The others get quick plans, in the order of a formula's guess. Then every plan
+that a user could ask for by name is made, and each (configuration, schedule) is searched in earnest, the fastest quick plan first.
+Without a time limit a quick plan decides only this order and is no candidate itself: it would break the promise, which a search
+keeps, that neither more memory nor a finer grid gives a slower plan.
 
-What is named: every planner, for this request as it is, and with every schedule and every number of chunks that the request leaves
-open (:func:`by_name`); bpipe and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each is a
-candidate unless its bound says that it cannot win, whatever the limits of work, so that the result is never slower than any of
-them. Where ``stages`` or ``data_parallel`` are left open terapipe searches every configuration, too (numbers of ranks that divide
-the devices', their halves, and all up to 16; up to four chunks), with every schedule: no limit but its bound leaves one out, and
-what is looked at besides does not depend on the limit of memory, so that more of it never hurts.
-Not promised is to beat a plan for which ``granularity``, ``partition`` or ``slicing`` was given to the other planner alone, or
-``data_parallel`` to a paper's: given values are kept, and a finer grid or a cut made by hand is another request; a given partition
-without chunks has a stage for every rank, whatever schedules of several stages would make of it. Nor one for which ``recompute``
-was given: what the others choose to recompute is weighed and the terapipe planner with each of its names, where memory binds before
-the searches, which it may spare.
+By name: every planner, for this request as it is, and with every schedule and every number of chunks that the request leaves open
+(:func:`by_name`); bpipe and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each of these is made
+unless its bound says that it cannot win, whatever work it takes, so the result is never slower than any of them. Where ``stages``
+or ``data_parallel`` are open terapipe also searches every configuration (numbers of ranks that divide the devices', their halves,
+and all up to 16; up to four chunks) with every schedule: only its bound leaves one out. What is looked at besides does not depend
+on the limit of memory, so more memory never gives a slower plan.
 
-Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock. It is shared so: one plan
-that is quickly built comes first, whatever the time; the single planners, quick ones first, have half of the time, quick plans of
-configurations half of what is then left, and the searches the rest. Planners that were stopped are asked again among these. Past
-the limit nothing begins and what runs is stopped (the C planners ask, too): what it has by then counts, the log says what was cut
-short or left out, and the plan in hand is finished, which takes about as long as building and judging it.
+Not promised: to beat a plan for which only the other planner was given ``granularity``, ``partition`` or ``slicing``, or only a
+paper's planner ``data_parallel``. Given values are kept, and a finer grid or a cut made by hand is another request; a given
+partition without chunks has one stage for each rank, whatever a schedule with several stages a rank could make of it. Nor to beat a
+plan for which ``recompute`` was given; weighed are what the papers' planners choose to recompute, and the terapipe planner with
+each named choice: before the searches where memory binds, because that may spare them, else after.
+
+Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock. First comes one plan that is
+quickly built, whatever the time; then the single planners, quick ones first, have half of the time, the quick plans of
+configurations half of what is left, and the searches the rest. Planners that were stopped are asked again among these. Past the
+limit nothing begins and what runs is stopped (the C planners ask, too): what it has by then counts, the log says what was cut short
+or left out, and the plan in hand is finished, which takes about as long as building and judging it.
 """
 from __future__ import annotations
 
@@ -62,15 +63,15 @@ from .starts import StageCost, balanced, kind_seconds, uniform
 
 __all__ = ["plan_jointly"]
 
-_CHUNKS = (1, 2, 3, 4)   # of configurations that are looked at; what a planner can be asked by name has all others, too
-_WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of configurations
-_LOOK = 6_000_000       # of one configuration, for each of its schedules
-_EVERY = 16             # ranks up to which every number of them is looked at
-_GLIMPSE = 5_000_000    # ticks of a descent from the quick plan of a schedule: which of them to search first
-_GLIMPSES = 50_000_000  # of all those descents
-_LITTLE = 10_000_000    # ticks of all quick plans below which everything will be searched, in whatever order
-_SINGLES = 1 / 2        # of a limit of time: the single planners'
-_LOOKS = 1 / 2          # of what they leave of it: quick plans'; of what these leave where planners were stopped: recomputing
+_CHUNKS = (1, 2, 3, 4)   # numbers of chunks that are searched; planners are asked by name for all others, too
+_WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of all configurations
+_LOOK = 6_000_000       # ticks for those of one configuration, for each of its schedules
+_EVERY = 16             # up to so many ranks every number of them is a configuration
+_GLIMPSE = 5_000_000    # ticks of a descent from the quick plan of a schedule, which says better what to search first
+_GLIMPSES = 50_000_000  # ticks of all those descents
+_LITTLE = 10_000_000    # where all quick plans took more than so many ticks there are no such descents
+_SINGLES = 1 / 2        # the single planners' part of a time limit
+_LOOKS = 1 / 2          # of what they leave of it, the quick plans' part; and of what these leave, recomputation's
 
 
 # ---- the search -------------------------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ class _Configuration:
     chunks: int = field(compare=False)
     replicas: int = field(compare=False)
 
-    names: tuple[str, ...] = field(compare=False)     # schedules that have as many micro-batches
+    names: tuple[str, ...] = field(compare=False)     # schedules that can have these micro-batches (judge.possible)
 
     def of(self, request: Request, names: tuple[str, ...] = ()) -> Request:
         return replace(request, ranks=(self.ranks,), chunks=self.chunks, replicas=self.replicas, schedules=names or self.names)
@@ -108,7 +109,8 @@ def _numbers_of_ranks(request: Request, chunks: int, replicas: int) -> list[int]
 
 
 def _configurations(request: Request, refused: dict[str, str]) -> list[_Configuration]:
-    """All that the request leaves open, the most promising first. refused: why a schedule cannot be of some of them."""
+    """Every configuration that the request leaves open, the most promising first. refused: filled with why a schedule is not
+    possible in some of them."""
     replicas = [request.replicas]
     if request.free_replicas:
         replicas = [d for d in range(1, min(request.cluster.num_devices, request.batch) + 1) if request.batch % d == 0]
@@ -139,8 +141,8 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
 class _Task:
     """A plan to be asked for."""
 
-    turn: int            # uniform first, then searches, whose plans spare most of what comes next: planners of whole sequences;
-                         # schedules that are weighed in no other way come last, planners of whole sequences first
+    turn: int            # 0: uniform; 1: searches, whose plans often spare the rest; 2: the papers' planners (whole sequences);
+                         # 3, 4: those and uniform, then searches, for schedules weighed in no other way (bpipe, chimera)
     quick: float         # seconds of a quick plan; infinite: none fits
     order: int
     bounds: dict[int, float] = field(compare=False)   # by number of ranks
@@ -152,7 +154,7 @@ class _Task:
         return min(self.bounds.values())
 
     def within(self, seconds: float) -> Request:
-        """Without the numbers of ranks whose bounds say that they cannot be faster than that."""
+        """The request without those numbers of ranks whose bounds say that they cannot beat ``seconds``."""
         return replace(self.asked, ranks=tuple(n for n in self.asked.ranks if self.bounds[n] < seconds * SLIGHT))
 
     def __str__(self) -> str:
@@ -163,14 +165,14 @@ class _Task:
 
 
 class _Blocks:
-    """Seconds of blocks for guesses: (m + K - 1) times the fullest stage, of micro-batches whole and sliced."""
+    """Guesses of a configuration's seconds: (m + K - 1) times the fullest stage's, for whole micro-batches and for slices."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self._sized: dict[tuple[Micro, ...], tuple[float, float]] = {}
 
     def of(self, slicing: tuple[Micro, ...]) -> tuple[float, float]:
-        """(all blocks, the largest block) of these micro-batches."""
+        """Seconds of a step with these micro-batches: (of all blocks, of the largest block)."""
         if slicing not in self._sized:
             request = self.request
             seconds = kind_seconds(request.judge(1), slicing)
@@ -220,7 +222,7 @@ def _quick_slicings(request: Request, stages: int) -> Iterator[tuple[Micro, ...]
 
 
 def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
-    """The best of some quick plans of one configuration, by each of its schedules."""
+    """By schedule: the best of some quick plans of one configuration."""
     stages = judge.ranks * judge.chunks
     best: dict[str, Candidate] = {}
 
@@ -251,15 +253,15 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
 
 
 class _Search:
-    """The plan in hand, and the words about how it came to be."""
+    """The plan in hand (``best``), how it was found (``by``), and the log of what was tried."""
 
     def __init__(self, request: Request, say: Callable[[str], None]) -> None:
         self.request, self._say = request, say
         self.best: Found | None = None
         self.by = ""
-        self.refusals: list[InfeasibleError] = []   # of what is asked whatever the limit of memory
+        self.refusals: list[InfeasibleError] = []   # only of what is asked under every limit of memory
         self.cut: list[str] = []               # single planners that the time limit stopped
-        self.stopped: set[str] = set()         # what was told to recompute and had no plan when its share of the time was up
+        self.stopped: set[str] = set()         # choices of ``recompute`` that had no plan when their share of the time was up
         self.reserve: Found | None = None      # what was built at once, where there is a time limit
         self.log: list[str] = []
         self.work = 0
@@ -274,7 +276,7 @@ class _Search:
         return float("inf") if self.best is None else self.best.candidate.seconds
 
     def offer(self, found: Found, by: str) -> bool:
-        """Take it if it is allowed and better."""
+        """Take ``found`` as the plan in hand if it is faster; was it?"""
         if found.candidate.seconds < self.seconds * SLIGHT:
             self.best, self.by = found, by
             return True
@@ -284,7 +286,7 @@ class _Search:
         self._say(what if self.best is None else f"{what}; best so far {human_seconds(self.seconds)}")
 
     def singles(self) -> list[tuple[str, float]]:
-        """Every planner alone; gives (planner, seconds)."""
+        """Ask every planner alone; gives (planner, seconds) of those that had a plan."""
         seconds, refused, asked = [], [], plan_singles(self.request)
         if limited():
             hurried = plan_singles_within(self.request, _SINGLES)
@@ -309,14 +311,14 @@ class _Search:
             self.refusals.append(error)
 
     def judge_of(self, asked: Request) -> Judge:
-        """Of its first number of ranks."""
+        """The judge for the first number of ranks of this request."""
         key = asked.ranks[0], asked.chunks, asked.replicas
         if key not in self.judges:
             self.judges[key] = asked.judge(key[0])
         return self.judges[key]
 
     def configurations(self) -> None:
-        """Quick plans of what could be better than the plan in hand."""
+        """Make quick plans of every configuration whose bound is better than the plan in hand."""
         refused: dict[str, str] = {}
         rows = self.rows = _configurations(self.request, refused)
         looked: list[_Configuration] = []
@@ -333,7 +335,7 @@ class _Search:
             before = judge.work
             for name, found in _look(judge, c.of(self.request)).items():
                 self.quick[name, *c.key] = found
-                if limited():                                  # else a search says it: these depend on the grid
+                if limited():                                  # else only searches count: quick plans depend on the grid
                     self.offer(Found(judge, found), f"a quick plan of {c}, {name}")
             self.work += judge.work - before
             looked.append(c)
@@ -354,8 +356,8 @@ class _Search:
                      for why in dict.fromkeys(left_out.values())]
 
     def glimpses(self) -> None:
-        """Short descents from the quick plans, the fastest first: they say better what is worth a search. They are no plans
-        themselves: another limit of memory has others."""
+        """Short descents from the quick plans, the fastest first: their ends say better in which order to search. They are no
+        candidates themselves, because they depend on the limit of memory."""
         work = 0 if self.work > _LITTLE else _GLIMPSES + 1
         for key, found in sorted(self.quick.items(), key=lambda item: pace(item[1])):
             if work > _GLIMPSES or late():
@@ -371,8 +373,8 @@ class _Search:
         return float("inf") if found is None else pace(found)
 
     def tasks(self) -> list[_Task]:
-        """What is named, and searches of what no single planner would look at (other ranks and replicas): the fastest quick plans
-        first."""
+        """Every plan to ask for, in order: what a user could ask for by name, and searches of configurations that no single planner
+        would look at (other ranks and replicas); the fastest quick plans first."""
         r, rows = self.request, list[_Task]()
         whole = cache(lambda ranks, chunks, at_once: whole_bound_s(r, ranks, chunks, at_once))
         least, kinds = cache(lambda: least_work_s(r, r.share)), cache(lambda: least_of_kinds(r, r.share))
@@ -409,7 +411,7 @@ class _Search:
         return sorted(rows + others)
 
     def deepen(self) -> None:
-        """Do all of them whose bounds do not say that they cannot win."""
+        """Make every task's plan, except where its bound says that it cannot win."""
         counts = {named: dict.fromkeys(("made", "bound", "room", "time", "cut"), 0) for named in (True, False)}
         tasks = self.tasks()
         for i, task in enumerate(tasks):
@@ -425,7 +427,8 @@ class _Search:
         self._say_of("searches of other numbers of ranks, replicas and chunks", "made", counts[False])
 
     def _cannot_win(self, task: _Task) -> bool:
-        """What a planner of whole sequences is asked for has another bound, which is looked for where the others say nothing."""
+        """Whether the task's bound is no better than the plan in hand. Plans of whole sequences have a sharper bound, which takes
+        longer (:func:`bounds.order_bound_s`): it is added here, when the task's turn has come."""
         r = task.asked
         if r.planner != "terapipe" and r.schedules[0] in AT_ONCE:
             for ranks in task.within(self.seconds).ranks:
@@ -447,7 +450,7 @@ class _Search:
             self.log.append(", ".join([f"{what}: {counts['made']} {made}", *(f"{counts[k]} {whys[k]}" for k in whys if counts[k])]))
 
     def _search(self, task: _Task) -> None:
-        """One of them."""
+        """Make the plan of one task and offer it."""
         r, search = task.within(self.seconds), task.asked.planner == "terapipe"
 
         def shared(ranks: int) -> Judge:
@@ -477,7 +480,8 @@ class _Search:
                             + (", stopped by the time limit" if late() else ""))
 
     def recompute(self, at_last: bool = False) -> bool:
-        """Where some plan did not fit, or at last: those that are told to recompute. Were they asked, and all had the time?"""
+        """Ask the terapipe planner with each choice of ``recompute``, where some plan did not fit or ``at_last``. True if it was
+        asked and every choice had the time."""
         binds = self.best is None or any(judge.shortest is not None for judge in self.judges.values())
         if self.request.recompute or late() or not (binds or at_last):
             return False
@@ -500,14 +504,15 @@ class _Search:
 
 
 def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: None) -> tuple[Found, list[str]]:
-    """The best plan that the search finds, and what it tried; ``say`` is told what is looked at, now and then. DeadlineError where
-    the limit that it is called within (deadline.py) left no time for any."""
+    """(the best plan that the search finds, the log of what it tried). say: called now and then with what is looked at.
+    InfeasibleError where nothing fits, DeadlineError where the limit that it is called within (deadline.py) left no time for
+    any."""
     s = _Search(request, say)
     compared = s.singles()
     with share(_LOOKS):
         s.configurations()
         s.glimpses()
-    with share(_LOOKS):                                        # a few searches, which may spare the many below
+    with share(_LOOKS):                                        # a few searches, which may spare many of the next
         done = s.recompute()
     s.deepen()
     if not done:

@@ -1,7 +1,7 @@
-"""Candidates of a search, and their judge: the C core, which simulates the program that the engine would run
-(csrc/plan/judge.h), and the engine's own count of its bytes.
+"""How many seconds would a step of a candidate plan take, and how many bytes would each rank need?
 
-Nothing here reads a clock: effort is counted, so that the same request gives the same plan.
+The C core builds and simulates the program that the engine would run (csrc/plan/judge.h); the engine itself counts the bytes.
+Nothing here reads a clock: effort is counted in ticks, so the same request gives the same plan.
 """
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in hal
 # The C core's numbers for schedules (csrc/plan/judge.h).
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
           SLICED: 10, BPIPE: 11, CHIMERA: 12, PIPEDREAM: 13}
-_KEPT = 2             # programs of what a judge saw last
+_KEPT = 2             # a judge keeps the programs of this many latest candidates
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 
 
 class Savings(NamedTuple):
-    """What a plan does besides to fit its memory. Empty: nothing."""
+    """What a plan recomputes and swaps to fit its memory. Empty: nothing."""
 
-    recompute: tuple[bool, ...] = ()      #: per block (attention, ffn): its activations but its input are made again (R)
+    recompute: tuple[bool, ...] = ()      #: per block: only its input is kept, its other activations are recomputed (R)
     swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
     swap_s: tuple[float, ...] = ()        #: per stage: seconds to swap those of its blocks out, and as many to swap them in
-    ahead: int | None = None              #: swaps are made beside the work: how far ahead (Program.save_memory); None: they are not
+    ahead: int | None = None              #: how far ahead overlapped swaps begin (Program.save_memory); None: they do not overlap
 
 
 NOTHING = Savings()
@@ -66,65 +66,67 @@ class Candidate:
 class Replicas:
     """Data parallelism: how many pipelines, and the link on which they sum their gradients.
 
-    An all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter
-    and all-gather, d - 1 messages each (Patarasu & Yuan 2009), and where ranks copy their messages themselves those copies, out
-    and in. It is counted once a step on every stage, before its update, not overlapped with the backward.
+    An all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter and
+    all-gather, d - 1 messages each (Patarasu & Yuan 2009); and, where ranks copy their messages themselves, the seconds of these
+    copies at both ends. It is counted once a step on every stage, before its update, with no overlap with the backward.
     """
 
     count: int = 1
     latency_s: float = 0.0
     bandwidth_Bps: float = 1.0
-    copy_byte_s: float = 0.0      #: of a byte, for each copy that a rank makes
-    copies: int = 1               #: of the model in each replica, which add their gradients with the others
+    copy_byte_s: float = 0.0      #: seconds a byte of each copy that a rank makes itself
+    copies: int = 1               #: copies of the model in each replica (Chimera: 2); all of them sum their gradients
 
     @classmethod
     def of(cls, cluster: Cluster, ranks: int, count: int, costs: CostModel) -> Replicas:
-        """Pipelines of so many ranks on a cluster. What CPUs copy into and out of rings GPUs send by themselves."""
+        """``count`` pipelines of ``ranks`` ranks on a cluster. CPUs copy messages into and out of rings; GPUs need no such
+        copies."""
         near = ranks * count <= (cluster.devices_per_node or cluster.num_devices)
         link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
         return cls(count, *link, costs.copy_byte_s if costs.backend == "cpu" else 0.0)
 
     @property
     def members(self) -> int:
-        """Of a sum."""
+        """Members of an all-reduce."""
         return self.count * self.copies
 
     def seconds(self, size: Any) -> Any:
-        """Of summing ``size`` bytes."""
+        """Seconds of an all-reduce of ``size`` bytes."""
         byte_s = 1 / self.bandwidth_Bps + 2 * self.copy_byte_s
         return 2 * (self.members - 1) * (self.latency_s + size / self.members * byte_s) if self.members > 1 else 0.0
 
 
 def copies_of(schedule: str) -> int:
-    """Of the model in each replica."""
+    """Copies of the model in each replica."""
     return 2 if schedule == CHIMERA else 1
 
 
 def updates_of(schedule: str, micro_batches: int) -> int:
-    """Of each stage in a step."""
+    """Updates of each stage in a step."""
     return micro_batches if schedule == PIPEDREAM else 1
 
 
 def rounded(seconds: float) -> float:
-    """Without the last digits, which are rounding: for choices among what is equal, whatever the costs are multiplied by."""
+    """To 12 digits, so that rounding errors decide no choice between equal plans, however the costs are scaled."""
     return float(f"{seconds:.11e}")
 
 
 def pace(c: Candidate) -> float:
-    """By which the fastest is chosen, of equal ones the first."""
+    """The key by which the fastest plan is chosen; of equal ones callers take the first."""
     return rounded(c.seconds)
 
 
 class _Results(NamedTuple):
-    """What judges of one request that began afresh found, whichever of them was asked, and the ticks that it took: each counts them
-    as its own, so that what it does depends on what it is asked alone."""
+    """Results that a judge shares with those that :meth:`Judge.afresh` made from it, with the ticks that each took. A judge adds
+    these ticks to its own work even where another judge did it: so what it does next depends only on what it is asked."""
 
     runs: dict[tuple[Any, ...], tuple[float, list[int], int]]  #: seconds, bytes of each rank, and ticks of making the program
     uncopied: dict[tuple[Any, ...], float]                     #: seconds of what swaps beside the work, if copies took none
 
 
 class Judge:
-    """Seconds of a step, by simulating the lowered program; the same for everything that is compared."""
+    """Gives seconds and bytes of candidates for one (ranks, chunks, replicas) of a request: all that are compared are judged alike,
+    by simulating the lowered program."""
 
     def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None,
                  replicas: Replicas = Replicas(),                           # noqa: B008 (frozen)
@@ -133,39 +135,39 @@ class Judge:
                  results: _Results | None = None) -> None:
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
         self.replicas, self.links = replicas, links
-        self.beside = beside                                   # a rank swaps beside its work
-        self.savings = savings                                 # of a plan that does not say others
-        self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
-        self.rival_s = float("inf")                            # of a plan in hand: what is no faster need not be looked for
-        self.in_passing = False                                # asked among many: where nothing fits it need not say what would
+        self.beside = beside                                   # a rank's swaps overlap with its work
+        self.savings = savings                                 # of a candidate that names no others
+        self.work = 0                                          # ticks: a clock that is the same on every machine, about 13 ns each
+        self.rival_s = float("inf")                            # seconds of the plan in hand: slower ones need not be looked for
+        self.in_passing = False                                # one question of many: where nothing fits it need not say what would
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
-        self.kinds = {} if kinds is None else kinds            # what kind_seconds said
-        self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # what blocks cannot have
-        self.ladders: dict[tuple[Any, ...], list[Candidate]] = {}   # what planners of stages want along all limits
+        self.kinds = {} if kinds is None else kinds            # the memory of starts.kind_seconds
+        self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # the memory of ladder._besides
+        self.ladders: dict[tuple[Any, ...], list[Candidate]] = {}   # a paper's planner's plans for all limits (ladder.py)
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._peaks: dict[tuple[Any, ...], list[int]] = {}
         self._results = _Results({}, {}) if results is None else results
-        self._latest: dict[tuple[Any, ...], Program | None] = {}    # programs by their keys; None: one that another judge made
+        self._latest: dict[tuple[Any, ...], Program | None] = {}    # by key; None: another judge made the program and has it
         self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
-        self._core: Any = None                                 # made when it is needed first
-        self._counted = 0                                      # of its work, what is in ours
+        self._core: Any = None                                 # the C judge, made when it is needed first
+        self._counted = 0                                      # the part of the C judge's work that ``work`` has already
 
     def afresh(self) -> Judge:
-        """One that has seen nothing yet: what it works depends on what it is asked alone."""
+        """A judge that has seen nothing yet, so that the work that it counts depends only on what it is asked."""
         judge = Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings,
                       self.links, self.beside, self._results)
         judge.rival_s, judge.in_passing = self.rival_s, self.in_passing
         return judge
 
     def knows(self, c: Candidate, other: Judge) -> None:
-        """Take over from such a one what a plan of its takes."""
+        """Take over seconds and bytes of a candidate from a judge that ``afresh`` made."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         self._seen.setdefault(key, c)
         self._peaks[key] = other.peak_bytes(c)
 
     def joins(self, other: Judge) -> None:
-        """Take over the work of such a one, and its nearest miss."""
+        """Take over the work, and a nearer miss, of a judge that ``afresh`` made."""
         self.work += other.work
         if other.shortest is not None and (self.shortest is None or other.shortest[0] < self.shortest[0]):
             self.shortest = other.shortest
@@ -180,7 +182,7 @@ class Judge:
         return np.asarray(ring.seconds(4.0 * updated_params(self.model, counts)) + np.zeros(len(counts)))
 
     def mean_message_s(self, rows: float) -> float:
-        """Of a message of so many tokens between two stages: planners that know one link alone take it for the mean of all."""
+        """Mean seconds of a message of ``rows`` tokens between two stages, over all links: for planners that know only one link."""
         near = float(self.costs.message_s(rows, self.model.n_embd))
         if not self.links.far:
             return near
@@ -212,7 +214,7 @@ class Judge:
         return out
 
     def timing(self, c: Candidate) -> dict[str, Any]:
-        """Seconds of its operations."""
+        """Seconds of the candidate's operations, as ``Program.makespan`` takes them."""
         def of(up: bool) -> dict[str, Any]:
             return with_halves(lambda slicing, costs: self.durations(c.partition, slicing, c.savings, c.schedule, up, costs),
                                c.slicing, c.schedule, self.costs)
@@ -226,11 +228,11 @@ class Judge:
         return out
 
     def full_durations(self, c: Candidate) -> dict[str, NDArray[np.float64]]:
-        """The same, every one of them float64 [stages, units]."""
+        """``timing``, with every entry filled to float64 [stages, units]."""
         return filled(self.timing(c))
 
     def lowered(self, c: Candidate) -> Program:
-        """The program that the engine would run. The latest are kept: what is judged is often asked for its memory next."""
+        """The program that the engine would run. The latest are kept, because memory is often asked for after seconds."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         program = self._latest.get(key)
         if program is None:
@@ -249,7 +251,7 @@ class Judge:
             del self._latest[next(iter(self._latest))]
 
     def _run(self, key: tuple[Any, ...]) -> float:
-        """Seconds of its program, which is among the latest then, and whose bytes are remembered."""
+        """Seconds of the program with this key; remembers its bytes and keeps it among the latest."""
         if key in self._results.runs:
             seconds, self._peaks[key], ticks = self._results.runs[key]
             self.work += ticks
@@ -263,8 +265,8 @@ class Judge:
         return seconds
 
     def _made(self, c: Candidate) -> tuple[Program, float, list[int]]:
-        """Its program, seconds and bytes of each rank."""
-        if not c.savings.swap:                                 # which C does not know
+        """The candidate's program, its seconds, and the bytes of each rank."""
+        if not c.savings.swap:                                 # the C judge knows no swaps
             own = None if c.savings == self.savings else saves_bytes(c.savings.recompute) or bytes(self.model.num_blocks)
             program, seconds, peak, work = _core.judge_run(self._judge, self._given(c), own)
             self.work += work - self._counted + (0 if own is None else 28_000)
@@ -275,7 +277,7 @@ class Judge:
         if c.schedule not in ZERO_BUBBLE:
             compute = compute.split(timing, pending=c.pending)
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
-        self.work += 100 * len(program) + 30_000               # what splitting and lowering cost beside timing
+        self.work += 100 * len(program) + 30_000               # about what splitting and lowering take
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
             key = c.schedule, c.partition, c.slicing, c.savings[:2]
@@ -292,7 +294,7 @@ class Judge:
         return self._core
 
     def _ring(self, copies: int) -> tuple[float, float]:
-        """Seconds of the replicas' sum, and more for each parameter of a stage, where each has so many copies of the model."""
+        """Seconds of the replicas' all-reduce: (fixed, for each parameter of a stage), with ``copies`` of the model in each."""
         ring = replace(self.replicas, copies=copies)
         return ring.seconds(0.0), ring.seconds(4.0) - ring.seconds(0.0)
 
@@ -303,9 +305,9 @@ class Judge:
 
     def descend(self, c: Candidate, limit: int | None, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int,
                 beside: int = 0) -> Candidate | None:
-        """Down by single moves from a candidate, within ``limit`` bytes a rank, until none helps or ``budget`` ticks of ``work``
-        are spent (a count, not a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours
-        of the end. One that does not fit is mended first; None where that fails."""
+        """Descend by single moves from a candidate, within ``limit`` bytes a rank, until none helps or ``budget`` ticks of ``work``
+        are spent (a count, not a time: the same request gives the same plan). beside: ticks of each descent from the neighbours of
+        the end. A candidate that does not fit is first changed until it does; None where that fails."""
         if c.savings != self.savings:
             return c if self.fits(c, limit) else None
         bounds, slicing, seconds, peak, over, work, miss = _core.judge_descend(
@@ -331,42 +333,45 @@ class Judge:
         return found
 
     def swapped_ahead(self, c: Candidate, best_s: float) -> list[Candidate]:
-        """Where it swaps beside the work, the same that bring back less or further ahead, in less or more memory; none where even
-        copies that take no time would make none faster than ``best_s``."""
+        """Where the candidate's swaps overlap with work: the same plan with other distances ahead at which swapped bytes are
+        brought back, which take less or more memory. None of them where even copies in no time would not beat ``best_s``
+        seconds."""
         if c.savings.ahead is None or self._results.uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] >= best_s:
             return []
         return [self.judge(c.schedule, c.partition, c.slicing, c.pending, c.savings._replace(ahead=ahead))
                 for ahead in (0, 1, 2, 3) if ahead != c.savings.ahead]
 
     def peak(self, c: Candidate, program: Program) -> list[int]:
-        """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""
+        """Peak bytes of every rank, exact: what the engine would allocate (with one thread a rank), without allocating it."""
         return rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, replicas=self.replicas.count,
                            recompute=c.savings.recompute,
                            swap=c.savings.swap)
 
     def cuts_within(self, c: Candidate, limit: int, ticks: NDArray[np.float64]) -> list[Cut]:
-        """Stages within the limit for its program, the longest of which takes least, and those by pairs, where they are others (see
-        ``cut_stages``); none: there are none. ticks: [blocks] whole numbers."""
+        """Partitions within the limit for the candidate's program: the one whose longest stage is shortest, and, for two chunks a
+        rank and for bpipe, the one by pairs of stages (see ``cut_stages``). Empty: none is within it. ticks: [blocks] of work,
+        whole numbers."""
         pairs = self.chunks == 2 or c.schedule == BPIPE
         found = [cut_stages(self.model, c.slicing, self.lowered(c), limit, ticks, self.costs.where, c.savings.recompute,
                             self.replicas.count, by_pairs) for by_pairs in (False, True)[:1 + pairs]]
         return [tuple(cut) for cut in found if cut is not None]
 
     def cut_least(self, c: Candidate, low: int, high: int) -> Cut | None:
-        """Stages for its program that need least of a rank, of limits in (low, high]; None: none is within one that was tried."""
+        """The partition that needs least memory of any rank for the candidate's program, by bisection of the limits in (low, high];
+        None: none of the limits that were tried has one."""
         found = cut_least(self.model, c.slicing, self.lowered(c), low, high, 0.0, self.costs.where, c.savings.recompute,
                           self.replicas.count)
         return None if found is None else tuple(found)
 
     def peak_bytes(self, c: Candidate) -> list[int]:
-        """``peak`` of its program; remembered."""
+        """``peak`` of the candidate's own program; remembered."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         if key not in self._peaks:
             self._run(key)
         return self._peaks[key]
 
     def ticks(self, c: Candidate) -> int:
-        """Of making and simulating its program, once more."""
+        """Ticks that making and simulating the candidate's program takes."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         if key not in self._results.runs:
             self._run(key)
@@ -374,8 +379,8 @@ class Judge:
 
     @property
     def kept_bytes(self) -> int:
-        """What training keeps of every parameter, on all ranks together, whatever the plan: itself, its gradient and two moments,
-        in fp32."""
+        """Bytes that training keeps of all parameters, on all ranks together, whatever the plan: value, gradient and two moments of
+        each, in fp32."""
         return 16 * self.model.num_params
 
     def too_small(self) -> bool:
@@ -393,7 +398,8 @@ class Judge:
         return needed <= limit
 
     def refuse(self, nearest: Candidate | None = None) -> InfeasibleError:
-        """The words for ``nearest``, or for what came nearest of all that was looked at, not fitting."""
+        """The error that says that nothing fits, by the figures of ``nearest``, or else of the nearest miss of all that was
+        judged."""
         assert self.limit is not None
         if nearest is not None:
             peak = self.peak_bytes(nearest)
@@ -415,7 +421,7 @@ def lightest(refusals: Iterable[InfeasibleError]) -> InfeasibleError:
 
 
 def activation_slots(program: Program) -> list[int]:
-    """Buffers for activations of each stage: micro-batches that it holds at once."""
+    """[stages] of activation buffers: the micro-batches that a stage holds at once."""
     slots = np.zeros(program.num_stages, np.int64)
     for rank in range(program.num_ranks):
         code = program.instructions(rank)
@@ -425,8 +431,8 @@ def activation_slots(program: Program) -> list[int]:
 
 
 def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings) -> Program:
-    """With what saves memory: R (or SI) of a slice before its backward, but where an attention is made again (or swapped) all of
-    a micro-batch; SI as far ahead as ``savings`` say."""
+    """The program with R, SO and SI: R (or SI) of a slice comes before the slice's backward; but where an attention is recomputed
+    (or swapped) those of all slices come before the micro-batch's first backward. SI as far ahead as ``savings`` say."""
     def before(flags: Sequence[int]) -> bytes:
         kinds = [{block.kind for block, flag in zip(model.blocks[a:e], flags[a:e], strict=False) if flag} for a, e in partition]
         return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds) * program.copies
@@ -435,8 +441,8 @@ def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings)
 
 
 def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], where: Backend) -> list[int]:
-    """Per block: bytes of the largest micro-batch that leave the memory between forward and backward where it is made again or
-    swapped; 0: neither can be."""
+    """[blocks] of bytes of the largest micro-batch's activations that recomputing or swapping the block frees between forward and
+    backward; 0: it can be neither recomputed nor swapped."""
     if where.name == "cuda":                  # it keeps the normalised input too (tp_inner of csrc/stage/describe.h)
         row = max(b for b, _ in slicing) * sum(slicing[0][1]) * model.n_embd * (2 if where.dtype == "bf16" else 4)
         widths = {"attention": 1 + 3 + 1, "ffn": 1 + 4 + 4}
@@ -446,17 +452,17 @@ def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], where: Backend) ->
 
 
 class BlockBytes(NamedTuple):
-    """Bytes of a block in the engine: of all it keeps (parameters, gradients, moments), of each activation and gradient slot, and
-    of an activation slot where it is recomputed."""
+    """Bytes of a block in the engine."""
 
-    static: int
-    activation: int
-    gradient: int
-    input: int
+    static: int        #: parameters, gradients and moments
+    activation: int    #: each activation slot
+    gradient: int      #: each slot of activation gradients
+    input: int         #: each activation slot of a block that is recomputed
 
 
 def block_bytes(model: GPTConfig, slicing: tuple[Micro, ...]) -> dict[str, BlockBytes]:
-    """By kind, and of a stage itself ("stage"): differences of the engine's own sizes of stages, which are sums of these."""
+    """Bytes by kind of block, and of a stage itself ("stage"), from differences between the sizes that the engine gives for stages:
+    each such size is a sum of these."""
     return _block_bytes(model, max(b for b, _ in slicing), sum(slicing[0][1]))
 
 
@@ -479,7 +485,7 @@ def _block_bytes(model: GPTConfig, batch: int, seq_len: int) -> dict[str, BlockB
 
 def with_halves(durations: Callable[[tuple[Micro, ...], CostModel], dict[str, Any]], slicing: tuple[Micro, ...], schedule: str,
                 costs: CostModel) -> dict[str, Any]:
-    """durations(slicing, costs), and in the sliced schedule those of the halves of every forward: "F.a", "F.b", ..."""
+    """``durations(slicing, costs)``; in schedule sliced-1f1b also those of both halves of every forward: "F.a", "F.b", ..."""
     whole = durations(slicing, costs)
     if schedule == SLICED:
         for name, extra in (("a", 1), ("b", 0)):
@@ -489,7 +495,7 @@ def with_halves(durations: Callable[[tuple[Micro, ...], CostModel], dict[str, An
 
 
 def possible(schedule: str, ranks: int, micro_batches: int) -> str:
-    """Why no program of this schedule has so many micro-batches, and what would be right; empty: it has."""
+    """Why no program of this schedule has so many micro-batches on so many ranks, and what would be right; "": one has."""
     if schedule == "interleaved" and micro_batches % ranks:
         return f"schedule interleaved has {micro_batches} micro-batches for {ranks} ranks: a multiple of the ranks would be right"
     if schedule == CHIMERA and ranks % 2:

@@ -1,9 +1,9 @@
-"""A paper's planner within a limit of memory: its plans for all limits, so that more memory never hurts.
+"""Which plan of a paper's planner is the fastest within a limit of memory, so that more memory never gives a slower one?
 
-A planner of a paper knows neither the engine's buffers nor what a stage costs besides its blocks: where a stage of its plan is over
-the limit by the engine's count, it is asked again with that stage's blocks larger by what was missing. And its model of time is not
-the engine's: with more memory it may choose what the engine runs slower. So it is asked along a ladder of limits that depends on
-the request alone, and the fastest of all its plans that fit is taken. Where one question takes long the rungs are further apart.
+Such a planner knows neither the engine's buffers nor what a stage needs besides its blocks: where a stage of its plan is over the
+limit by the engine's count, it is asked again with the stage's blocks enlarged by the missing bytes. Nor is its model of time the
+engine's: given more memory it may choose a plan that the engine runs slower. So it is asked along a ladder of limits that depends
+only on the request, and of all its plans the fastest that fits is taken. Where a planner takes long the rungs are further apart.
 """
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from .wishes import Task, ask
 __all__ = ["plan_stages", "unlimited"]
 
 Float = NDArray[np.float64]
-_ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
-_CLOSE = 0.01          # of the least memory that a planner can plan for, how closely it is looked for
-_STEP = 1 / 64         # of a limit, from one rung to the next below it, at least
-_SAVES = 1 / 32        # the same for planners that recompute or swap: they have plans for most limits
-_FAILED = 2            # rungs in a row without a plan, after which only the least is looked for
-_WIDEST = 1 / 4        # the same of the largest requests
+_ROUNDS = 20           # a planner is asked so often for one limit while its plans are over it by the engine's count
+_CLOSE = 0.01          # relative precision of the search for the least memory that a planner can plan for
+_STEP = 1 / 64         # the next rung's limit is less by at least this part
+_SAVES = 1 / 32        # the same for planners that recompute or swap, which have plans for most limits
+_FAILED = 2            # after so many rungs in a row without a plan only the least limit is still looked for
+_WIDEST = 1 / 4        # the next rung's limit is less by at most this part, for the largest requests
 _LADDER = 120_000_000  # ticks of the judge (13 ns each) that a ladder may take: a second and a half
-# Ticks of asking one about 100 blocks on 8 stages, and the powers of blocks and stages with which they grow, as measured on 50 to
-# 194 blocks and 8 to 32 stages.
+# (ticks of asking a planner once about 100 blocks on 8 stages, the powers of blocks and of stages with which they grow), measured
+# on 50 to 194 blocks and 8 to 32 stages.
 _ASKED = {"piper": (150_000, 2.1, 0), "adapipe": (50_000, 1.6, 0.4), "dapple": (20_000, 1.5, 1.2), "bmpipe": (60_000, 1.1, 1.6),
           "vpipe": (25_000, 1.6, 0.7), "dawnpiper_binary": (50_000, 1.8, 0.2), "autopipe": (15_000, 1, 1),
           "pipedream": (25_000, 1.3, 0.8)}
-_QUICK = 20_000, 1, 1  # of any other one
-_CHUNKED = 12_000_000  # of BMPipe's search of two chunks, and of more of them, whatever the request
-_AROUND = 30_000       # of whatever one, what is around it
-_JUDGED = 150          # of judging an answer, for each slice and stage
-_ASKS = 60, 20         # of a planner that recomputes or swaps, on its way down a ladder, about, and more for each stage
-_FEW = 15, 5           # others know few plans
-_NEW = 0.55            # of answers are none that were there before
+_QUICK = 20_000, 1, 1  # the same of any planner that is not listed
+_CHUNKED = 12_000_000  # ticks of BMPipe's search with two or more chunks, whatever the request
+_AROUND = 30_000       # ticks besides, of asking any planner
+_JUDGED = 150          # ticks of judging an answer, for each slice and stage
+_ASKS = 60, 20         # a ladder asks a planner that recomputes or swaps about this often: (fixed, for each stage)
+_FEW = 15, 5           # the same for the others, which have few different plans
+_NEW = 0.55            # the part of answers that no earlier question gave
 
 
 @dataclass(frozen=True)
 class _Question:
-    """One planner, and what of a request does not depend on the limit of memory."""
+    """One planner, and the part of a request that does not depend on the limit of memory."""
 
     name: str
-    free: Task                            #: without a limit
-    besides: Float                        #: [stages] bytes of their ranks that blocks cannot have
+    free: Task                            #: the request with no limit of memory
+    besides: Float                        #: [stages] bytes of the stage's rank that its blocks cannot have
 
     def limits(self, limit: int) -> Float:
-        """[stages] of what the blocks may take where a rank may take ``limit``."""
+        """[stages] of bytes that the stage's blocks may take where a rank may take ``limit``."""
         chunks = self.free.judge.chunks
         return np.asarray((limit - self.besides) / chunks)
 
     def ticks(self, asks: float, answers: float) -> float:
-        """About what it takes to ask so often, and to judge so many answers."""
+        """Estimated ticks of asking the planner ``asks`` times and judging ``answers`` different plans."""
         blocks, stages = len(self.free.fwd), self.free.stages
         ticks, by_blocks, by_stages = _ASKED.get(self.name, _QUICK)
         grown = ticks * (blocks / 100) ** by_blocks * (stages / 8) ** by_stages
@@ -72,7 +72,7 @@ class _Question:
 
     @property
     def step(self) -> float:
-        """Of a limit, from one rung to the next below it: as much as lets the ladder take no longer than it may."""
+        """The part of a limit by which the next rung is lower: wide enough for the whole ladder to take about _LADDER ticks."""
         least, more = _ASKS if self.name in SAVERS else _FEW
         asks = least + more * self.free.stages
         wide = max(1.0, self.ticks(asks, _NEW * asks) / _LADDER)
@@ -90,8 +90,8 @@ def _question(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...]
 
 
 def _besides(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Float, list[int]]:
-    """[stages] of what the engine holds besides blocks (workspace, tables, what crosses the stages' boundaries), taken from stages
-    that are even; and the micro-batches that each of them holds at once."""
+    """([stages] of bytes that the engine holds besides the blocks: workspace, tables, what crosses stage boundaries; [stages] of
+    micro-batches held at once), both as of even stages."""
     even = judge.judge(schedule, tuple(even_partition(judge.model, judge.ranks * judge.chunks)), slicing, 0)
     program = judge.lowered(even)
     held, besides = activation_slots(program), np.array(judge.peak(even, program), np.float64)
@@ -104,15 +104,16 @@ def _besides(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[F
 
 def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], links: Iterable[float] = (0.0,), *,
                 thorough: bool = True) -> Candidate:
-    """The planner's stages for these micro-batches, judged, the fastest with any of these links to the host (bytes a second);
-    InfeasibleError if it finds none that fit, DeadlineError if it has none when time is up. thorough: ask for all limits, or for
-    this one alone."""
+    """The fastest plan of the planner for these micro-batches that fits, over ``links`` to the host (bytes a second; 0: no swaps).
+    InfeasibleError if none fits, DeadlineError if it has none when time is up. thorough: ask along the whole ladder of limits;
+    otherwise for this limit alone."""
     assert judge.limit is not None
     found: list[Candidate] = []
     others: list[Candidate] = []
     if schedule == BPIPE and evicts(judge.ranks, len(slicing)):
-        links = (0.0,)      # what another rank keeps is not swapped, and no engine does one of both by micro-batch
-    # What is brought back ahead is copied beside more work, and needs a place of its own. GPipe has nothing between backwards.
+        links = (0.0,)      # activations that another rank keeps are not swapped, and the engine cannot choose by micro-batch
+    # A swap that begins further ahead overlaps with more work and takes more memory. One step ahead (TP_SWAP_BEHIND of sched.h) it
+    # overlaps with the forward between two backwards, which GPipe does not have.
     aheads = (0, 3 if schedule == "gpipe" else 1)
     ways = [(host_Bps, ahead) for host_Bps in dict.fromkeys(links)
             for ahead in (aheads if host_Bps > 0 and judge.beside else (None,))]
@@ -133,12 +134,13 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
 
 
 def unlimited(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...]) -> Candidate:
-    """What the planner wants where memory is no matter; DeadlineError."""
+    """The planner's plan without a limit of memory; DeadlineError where time is up."""
     return ask(_question(judge, name, schedule, slicing, 0.0, None).free, name)
 
 
 def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | None:
-    """The fastest plan within the limit; where there is none, what the planner wants at the least joins ``others``."""
+    """The fastest plan within the limit, None where the planner has none. All its plans that were judged are added to ``others``,
+    the one that needs least memory among them."""
     if q.free.judge.in_passing and _cannot_fit(q, limit):
         others.append(ask(q.free, q.name))
         _squeeze(q, limit, others)
@@ -149,12 +151,13 @@ def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | N
 
 
 def _cannot_fit(q: _Question, limit: int) -> bool:
-    """Are all stages over the limit by their blocks alone? As few bytes as a block can have in the engine, so that no plan of any
-    ladder is missed: stages take as many as fit in turn, ranks of several stages their even part."""
+    """Whether no partition fits, even if the engine held nothing but blocks, each with the fewest bytes it can have: so no ladder
+    has a plan that fits. One stage a rank: stages in turn take as many blocks as fit. Several: all ranks together have too
+    little."""
     free, judge = q.free, q.free.judge
     if judge.costs.where.name != "cpu":
         return False
-    static = 4 * free.param_bytes                              # and gradients, and two moments
+    static = 4 * free.param_bytes                              # values, gradients, and two moments
     kept = free.least_kept_bytes if q.name in SAVERS else free.activation_bytes
     held = free.held if free.schedule in AT_ONCE and not (q.name in SWAPPERS and free.host_Bps > 0) else (0,) * free.stages
     if judge.chunks > 1:
@@ -169,8 +172,8 @@ def _cannot_fit(q: _Question, limit: int) -> bool:
 
 
 def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
-    """What it wants without a limit comes first: where that fits by the engine's count, no estimate of what the engine holds
-    besides may refuse it."""
+    """A plan within this limit, without a ladder. The plan without a limit is asked for first: where that fits by the engine's
+    count it is taken, whatever the estimate of what the engine holds besides blocks."""
     seen = [ask(q.free, q.name)]
     if q.free.judge.fits(seen[0], limit):
         return seen[0]
@@ -193,7 +196,7 @@ def _best_of(judge: Judge, plans: list[Candidate], limit: int) -> Candidate | No
 
 
 def _ladder(q: _Question) -> list[Candidate]:
-    """What the planner wants along all limits, or along those that there was time for."""
+    """The planner's plans along all limits, or along those that there was time for."""
     judge = q.free.judge
     key = q.name, q.free.schedule, q.free.slicing, q.free.host_Bps, q.free.ahead
     if key not in judge.ladders:
@@ -210,7 +213,7 @@ def _climb_down(q: _Question, seen: list[Candidate]) -> list[Candidate]:
     missing: dict[str, Float] = {}
     seen.append(ask(q.free, q.name))
     limit = max(judge.peak_bytes(seen[0]))
-    # Whatever the judge has seen before it counts the same: so it has the same rungs in auto.
+    # By estimated ticks, not by the judge's work, which depends on what it has seen: so the rungs are the same in auto.
     while failed < _FAILED and q.ticks(len(seen), len(set(map(id, seen)))) < 2 * _LADDER:
         limit -= max(1, int(step * limit))
         found = _within(q, limit, seen, missing) or (_within(q, limit, seen, {}) if missing else None)
@@ -222,8 +225,8 @@ def _climb_down(q: _Question, seen: list[Candidate]) -> list[Candidate]:
 
 
 def _within(q: _Question, limit: int, seen: list[Candidate], missing: dict[str, Float]) -> Candidate | None:
-    """The fastest of what the planner wants within ``limit``, asked in up to three ways; what it wanted on the way is added to
-    ``seen``. missing: by way, [blocks] of bytes that were missing so far, where it begins."""
+    """The fastest of the planner's plans within ``limit``, asked for in up to three ways; all its answers are added to ``seen``.
+    missing: by way, the [blocks] of bytes to start from that were missing for the limit before."""
     limits = q.limits(limit)
     if not (limits > 0).all():
         return None
@@ -248,7 +251,7 @@ def _within(q: _Question, limit: int, seen: list[Candidate], missing: dict[str, 
 
 def _ask_until_it_fits(task: Task, name: str, limit: int, seen: list[Candidate]) \
         -> tuple[Candidate | None, int, Float]:
-    """A plan that fits by the engine's count, None where it finds none; how often the planner was asked; and what was missing."""
+    """(a plan that fits by the engine's count or None, how often the planner was asked, [blocks] of bytes that had to be added)."""
     judge, before, boost = task.judge, None, 1.0
     for asked in range(1, _ROUNDS + 1):
         check_time()
@@ -261,7 +264,7 @@ def _ask_until_it_fits(task: Task, name: str, limit: int, seen: list[Candidate])
             return found, asked, task.extra_bytes
         program = judge.lowered(found)
         peak = judge.peak_bytes(found)
-        boost = 2 * boost if found == before else 1.02         # the same again: its steps are larger than what is missing
+        boost = 2 * boost if found == before else 1.02         # the same plan again: too few bytes were added to change it
         before, extra = found, task.extra_bytes.copy()
         for k, (first, end) in enumerate(found.partition):
             over = peak[program.rank_of[k]] - limit
@@ -271,9 +274,9 @@ def _ask_until_it_fits(task: Task, name: str, limit: int, seen: list[Candidate])
 
 
 def _squeeze(q: _Question, limit: int, seen: list[Candidate]) -> bool:
-    """Halve what the planner is given, down to the least that it can plan for or to the first plan within ``limit``, which is the
-    last of ``seen`` then. The way there depends on the limit by nothing but where it ends: with as much as the nearest of these
-    plans needs, it ends at that one."""
+    """Bisect the memory that the planner is given, down to the least that it can plan for, or to the first plan within ``limit``:
+    True, and that plan is the last of ``seen``. The limit decides only where the bisection ends, not what it asks: so a limit as
+    large as the bytes of any plan that was found here finds that plan."""
     free, judge = q.free, q.free.judge
     low, high = 0.0, float(free.static_bytes.sum()) + max(free.held) * float(free.activation_bytes.sum())
     while high - low > _CLOSE * high:

@@ -1,4 +1,4 @@
-"""A plan whose order is the user's own: its stages and slices, another program (`Plan.with_program`)."""
+"""A plan with the user's own program (`Plan.with_program`): stages and slices stay, the order of the work is the user's."""
 from __future__ import annotations
 
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OWN", "with_program"]
 
-OWN = "own"  # Plan.schedule of these
+OWN = "own"  # Plan.schedule of such plans
 
 _HALF = 0b111  # flags of csrc/sched/sched.h: TP_HALVES | TP_HALF_JOINED
 
@@ -37,7 +37,7 @@ def with_program(plan: Plan, program: Any) -> Plan:
     saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead) for ahead in aheads]
     programs = [saving(compute, plan.model, tuple(plan.stages), each).lower(tied) for each in saves]
     programs.sort(key=lambda program: float(program.makespan(plan.durations)))
-    programs[0].check(canonical=True)                          # the others differ in where SI stand
+    programs[0].check(canonical=True)                          # the others differ only in where their SI stand
     _check_neighbours(programs[0])
     limit, where = plan.memory_limit_bytes, choose(plan.backend, plan.dtype)
     peaks = [rank_memory(plan.model, plan.stages, plan.slicing, each, backend=where, recompute=plan.recompute, swap=plan.swap,
@@ -57,7 +57,8 @@ def with_program(plan: Plan, program: Any) -> Plan:
 
 
 def _compute(program: Program) -> Program:
-    """Its F, I and W alone: the engine runs a B as I with W behind it, and what is marked to overlap one behind the other."""
+    """The program's F, I and W alone: the engine runs a B as I and then W, and instructions marked to overlap one after the
+    other."""
     stripped = program.strip()
     other = sorted(set(stripped.counts) - set("FBIW"))
     if other:
@@ -85,7 +86,7 @@ def _check_shape(plan: Plan, program: Program) -> None:
 
 
 def _check_neighbours(program: Program) -> None:
-    """A run has rings between these alone (``job.neighbours``)."""
+    """A run has rings only between neighbouring ranks (``job.neighbours``)."""
     ranks = program.num_ranks
     for rank in range(ranks):
         for peer in set(program.instructions(rank)["peer"].tolist()) - {-1, (rank + 1) % ranks, (rank - 1) % ranks}:

@@ -1,6 +1,6 @@
-"""Every planner by its name in ``tp.plan``: which blocks a stage gets, and what it does besides to fit its memory.
+"""The plan of one planner by its name in ``tp.plan``: which blocks each stage gets, and what it recomputes or swaps.
 
-What a planner returns is judged like everything else, by simulating the program that the engine would run, its memory to the byte.
+Whichever planner it is, its plan is judged by simulating the program that the engine would run, and its memory to the byte.
 """
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .starts import StageCost, balanced, uniform, whole_sequences
 
 __all__ = ["Found", "plan_one"]
 
-_TINY = 20_000      # ticks of whole sequences on even stages, below which schedules are searched together, too
+_TINY = 20_000      # if uniform's plan takes the judge fewer ticks than this, schedules are searched together, too
 
 JudgeOf = Callable[[int], Judge]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan, who judged it, and (what, predicted seconds) of others that were looked at."""
+    """A plan, its judge, and (label, predicted seconds) of others that were looked at."""
 
     judge: Judge
     candidate: Candidate
@@ -46,20 +46,22 @@ def _plan_uniform(request: Request, judge_of: JudgeOf) -> Found:
 
 
 def _with_and_without_host(judge: Judge, request: Request) -> Candidate:
-    """The faster of what the planner does with and without the link to the host: it takes swaps for hidden behind work, and what
-    it swaps without an engine's rooms for it."""
+    """The faster of the planner's plans with and without the link to the host: the planner assumes that work hides its swaps and
+    that they need no buffers, so its plan with swaps may be the slower one in the engine."""
     links = (0.0, request.cluster.host_bandwidth_Bps or 0.0) if request.planner in SWAPPERS else (0.0,)
     return plan_stages(judge, request.planner, request.schedules[0], whole_sequences(request), links)
 
 
 def _judges(request: Request, judge_of: JudgeOf) -> list[Judge]:
-    """Of each number of ranks that may have room; the first in any case, which says what is missing."""
+    """Judges for the numbers of ranks with room for the parameters; for the first in any case, whose refusal names what is
+    short."""
     judges = [judge_of(ranks) for ranks in request.ranks]
     return judges[:1] + [judge for judge in judges[1:] if not judge.too_small()]
 
 
 def _left_out(request: Request, judge_of: JudgeOf, refusals: list[InfeasibleError]) -> Iterator[Judge]:
-    """What :func:`_judges` leaves out, where all else is refused: those whose parameters leave it open that they need less."""
+    """Where everything else was refused: those judges that :func:`_judges` leaves out whose plans might still need less memory than
+    the refusals name, so that the error names the least."""
     for judge in [judge_of(ranks) for ranks in request.ranks[1:]]:
         named = lightest(refusals).memory_bytes
         if judge.too_small() and (named is None or judge.kept_bytes < named * judge.ranks) and not late():
@@ -67,7 +69,7 @@ def _left_out(request: Request, judge_of: JudgeOf, refusals: list[InfeasibleErro
 
 
 def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
-    """A paper's planner on each number of ranks; the fastest."""
+    """The fastest plan of a paper's planner over the numbers of ranks."""
     best: Found | None = None
     compared: list[tuple[str, float]] = []
     refusals: list[InfeasibleError] = []
@@ -102,7 +104,7 @@ def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
 # ---- terapipe ----------------------------------------------------------------------------------------------------------
 
 def first_look(judge: Judge, request: Request) -> float:
-    """Seconds of a quick plan: which number of ranks is searched first."""
+    """Seconds of a quick plan, by which the numbers of ranks are ordered for the search."""
     stages = judge.ranks * judge.chunks
     slicing = request.slicing
     if slicing is None and request.schedules[0] == SLICED:
@@ -116,16 +118,16 @@ def first_look(judge: Judge, request: Request) -> float:
 
 
 def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
-    """The fastest plan that fits of each schedule: where they start together one hides what another has. Where that takes next to
-    nothing they are searched together, too, whatever the limit and the grid: of small requests one in fifty is up to a few
-    percent faster, of 15 of published models none was."""
+    """The fastest plan that fits, over searches of each schedule alone: searched together, one schedule's starts hide another's.
+    Where it costs next to nothing they are also searched together, whatever the limit and the grid: that made one small request in
+    fifty up to a few percent faster, and none of 15 with published models."""
     best: Candidate | None = None
     given = judge.rival_s, judge.in_passing
     ways: list[tuple[str, ...]] = [(name,) for name in request.schedules] if request.each_alone else []
     if len(ways) != 1 and (not ways or judge.ticks(uniform(judge, request)) < _TINY):
         ways.insert(0, request.schedules)
     for i, names in enumerate(ways):
-        if best is not None:                                   # then what would fit of the others need not be said
+        if best is not None:                                   # then a refusal of the others need not say what would fit
             judge.rival_s, judge.in_passing = min(given[0], best.seconds), True
         with share(2 / (len(ways) - i + 1)):
             found = search(judge, names, request.share, request.seq_len, request.unit, request.partition, request.slicing)
@@ -151,7 +153,7 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
         if compared and late():
             break
-        # Nothing less sure leaves a number out: by name it would be faster.
+        # Only a bound may leave a number of ranks out: asked for that number alone (stages=) the planner must not be faster.
         if best is not None and bound(judge.ranks) >= best.candidate.seconds * SLIGHT:
             continue
         compared.append((f"uniform on {counted(judge.ranks, 'rank')}", uniform(judge, request).seconds))
@@ -174,8 +176,9 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
 
 
 def plan_one(request: Request, judge_of: JudgeOf | None = None) -> Found:
-    """The plan of the planner that ``request.planner`` names, one of all but "auto". judge_of: the judge for so many ranks,
-    ``request.judge`` or one that has seen other plans for this request (but for terapipe, which counts its judge's work)."""
+    """The plan of the planner that ``request.planner`` names ("auto" only with schedule chimera). judge_of: gives the judge for a
+    number of ranks, a new one (``request.judge``) or one that has seen other plans for this request (not for terapipe, whose search
+    counts its judge's work). InfeasibleError, DeadlineError."""
     judge_of = judge_of or request.judge
     if request.schedules == (CHIMERA,) and request.planner in ("auto", "terapipe"):
         judge, found, compared = plan_both_ways(request, judge_of)

@@ -1,4 +1,4 @@
-"""What ``tp.plan`` is asked, with everything that is wrong with it found before any work."""
+"""Checks ``tp.plan``'s arguments before any work (:func:`check_request`), and holds them for the planners (:class:`Request`)."""
 from __future__ import annotations
 
 import operator
@@ -36,27 +36,28 @@ __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_sli
 # The planners that tp.plan knows: ours, those of the papers, and the baselines.
 PLANNERS = ("auto", "terapipe", "uniform", "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe",
             "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak")
-SAVERS = ("dawnpiper", "dawnpiper_binary", "bmpipe", "piper", "vpipe", "adapipe")   # these choose what to recompute
-SWAPPERS = ("dawnpiper", "dawnpiper_binary", "vpipe")                                 # and these what to swap
-RECOMPUTE = {"ffn": ("ffn",), "attention": ("attention",), "full": ("attention", "ffn")}   # what a name makes again
-SEARCHING = ("auto", "terapipe")          # these choose among schedules; the others plan for the one that is given, or 1f1b
-CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
-BOTH_WAYS = ("auto", "terapipe", "uniform")   # these can plan two copies of the model
-# In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
+SAVERS = ("dawnpiper", "dawnpiper_binary", "bmpipe", "piper", "vpipe", "adapipe")   # planners that choose what to recompute
+SWAPPERS = ("dawnpiper", "dawnpiper_binary", "vpipe")                                 # planners that choose what to swap
+RECOMPUTE = {"ffn": ("ffn",), "attention": ("attention",), "full": ("attention", "ffn")}   # kinds of blocks that a name recomputes
+SEARCHING = ("auto", "terapipe")          # planners that choose among schedules; the others plan for the given one, or 1f1b
+CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # planners that can give a rank several stages
+BOTH_WAYS = ("auto", "terapipe", "uniform")   # planners that can plan two copies of the model (Chimera)
+# The order decides ties: of equally fast programs the one that holds fewer activations comes first.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
 SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE, PIPEDREAM)
-_MOST = 65536                             # micro-batches of a program
-_LARGE = 65536                            # slices of all stages of a program that the search is quick with
-_FEW_SLICES = 8                           # of a sequence, that it may have whatever the program
-LONG = 1e250                              # seconds: sums and products of them stay finite
-SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
-_MANY = ("interleaved", "hanayo")          # of them more than two
-JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # what the joint search weighs
-BY_NAME = (BPIPE, CHIMERA)                # and what it only asks planners for by name; together all that the engine runs
+_MOST = 65536                             # most micro-batches of a program
+_LARGE = 65536                            # up to so many (slices x stages) of a program the search is quick
+_FEW_SLICES = 8                           # a sequence may have so many slices however large the program gets
+LONG = 1e250                              # most seconds: their sums and products stay finite
+SEVERAL = ("interleaved", *ZIGZAG)        # schedules with several stages a rank
+_MANY = ("interleaved", "hanayo")          # those that can have more than two
+JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # schedules that the joint search weighs
+BY_NAME = (BPIPE, CHIMERA)                # schedules for which it only asks planners by name
 
 
 def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
-    """A slicing in the paper's notation, or an int M (one sequence a micro-batch, M slices), proved and frozen."""
+    """A slicing as a tuple, checked to cover ``batch`` sequences of ``seq_len`` tokens. slicing: in the paper's notation,
+    [(sequences, [slice lengths]), ...], or an int M (one sequence a micro-batch, M slices)."""
     if not isinstance(slicing, (list, tuple)):
         try:
             operator.index(slicing)
@@ -84,7 +85,7 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
 
 
 def check_partition(partition: Any, model: GPTConfig) -> Cut:
-    """[(first block, last block + 1), ...], proved to cover the model in order."""
+    """[(first block, last block + 1), ...] as a tuple, checked to cover the model in order."""
     try:
         entries = list(partition)                              # zip and pairwise of boundaries, too
     except TypeError:
@@ -105,7 +106,7 @@ def check_partition(partition: Any, model: GPTConfig) -> Cut:
 
 
 def _check_work(costs: CostModel, model: GPTConfig, cluster: Cluster, batch: int, seq_len: int) -> None:
-    """A step's seconds are a number that can be added and multiplied."""
+    """Refuse costs by which a step takes more than LONG seconds: sums and products of them would overflow."""
     size = costs.element_bytes * model.n_embd * seq_len
     far_s = cluster.link_latency_s + size / cluster.link_bandwidth_Bps if cluster.tells_nodes_apart else 0.0
     messages = 2.0 * batch * model.num_blocks * max(float(costs.message_s(seq_len, model.n_embd)), far_s)
@@ -119,9 +120,9 @@ def _check_work(costs: CostModel, model: GPTConfig, cluster: Cluster, batch: int
 
 
 def choose_granularity(seq_len: int, batch: int, most: int | None = None) -> int:
-    """The finest power of two that keeps the slice planner's tables (a DP of L^2 edges for each micro-batch size) small, and of
-    which a sequence has at most that many; 8 tokens, the paper's choice, where the sequence is long enough for finer cuts to make
-    no difference."""
+    """The finest power of two that keeps the slice planner's tables (a DP of L^2 edges for each micro-batch size) small; at most
+    ``most`` units a sequence where that is given. At least 8 tokens, the paper's choice, where the sequence is so long (128) that
+    finer cuts make no difference."""
     finest = 8 if seq_len >= 128 else 1
     allowed = max(64, 4096 // min(batch, 16)) if most is None else most
     unit = 1
@@ -131,7 +132,8 @@ def choose_granularity(seq_len: int, batch: int, most: int | None = None) -> int
 
 
 def _chosen_granularity(model: GPTConfig, costs: CostModel, seq_len: int, batch: int, stages: int) -> int:
-    """The same, and coarser where stages of equal work ask for so many slices that a search would not be quick."""
+    """``choose_granularity``, and coarser where the best slicing for equal stages has so many slices that a search would be
+    slow."""
     unit, most = choose_granularity(seq_len, batch), max(_FEW_SLICES, _LARGE // (batch * stages))
     coarser = choose_granularity(seq_len, batch, most) if seq_len // unit > most else unit
     if coarser > unit:
@@ -142,7 +144,7 @@ def _chosen_granularity(model: GPTConfig, costs: CostModel, seq_len: int, batch:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that makes sense. What a planner may still choose has several values, or a flag that says so."""
+    """A checked request. What a planner may still choose has several values (schedules, ranks), None, or a ``free_`` flag."""
 
     model: GPTConfig
     cluster: Cluster
@@ -152,20 +154,20 @@ class Request:
     planner: str
     schedules: tuple[str, ...]
     chunks: int
-    ranks: tuple[int, ...]              # of one replica: numbers to consider
+    ranks: tuple[int, ...]              # numbers of ranks of one replica to consider
     replicas: int
-    limit: int
-    unit: int
+    limit: int                          # bytes that a rank may use
+    unit: int                           # tokens: the granularity of slices
     partition: Cut | None
     slicing: tuple[Micro, ...] | None   # of one replica
-    free_ranks: bool = False            # for the joint search: what was not given
+    free_ranks: bool = False            # free_*: not given, so that the joint search may choose
     free_replicas: bool = False
     free_chunks: bool = False
     free_schedule: bool = False
-    free_copies: bool = False           # replicas or copies of the model may add their gradients in another order than one device
+    free_copies: bool = False           # gradients may be summed in another order than on one device: replicas, Chimera
     time_limit_s: float | None = None
     recompute: tuple[bool, ...] = ()    # per block; empty: not given, so that planners choose
-    each_alone: bool = True             # does terapipe search each schedule alone, rather than all together?
+    each_alone: bool = True             # terapipe searches each schedule alone, rather than all together
     kinds: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict, compare=False)   # seconds of blocks, once made
 
     @property
@@ -174,11 +176,11 @@ class Request:
         return self.batch // self.replicas
 
     def link(self, ranks: int) -> Replicas:
-        """On which replicas of so many ranks add their gradients."""
+        """The replicas, and the link on which they sum their gradients, where each has ``ranks`` ranks."""
         return Replicas.of(self.cluster, ranks, self.replicas, self.costs)
 
     def judge(self, ranks: int) -> Judge:
-        """Of plans for so many ranks."""
+        """A new judge of plans for so many ranks."""
         return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link(ranks), self.kinds,
                      Savings(self.recompute) if any(self.recompute) else NOTHING, Links.of(self.cluster, ranks, self.replicas),
                      self.cluster.swaps_beside or self.costs.backend == "cuda")
@@ -203,7 +205,8 @@ def _check_costs(costs: Any, model: GPTConfig, cluster: Cluster) -> CostModel:
 
 
 def halves(devices: int, blocks: int) -> tuple[int, ...]:
-    """Numbers of ranks of a block at least: devices, a half of them, ..., 1; of fewer blocks these, a half of them, ..., too."""
+    """Numbers of ranks, largest first, each with at least a block: devices, half of them, ..., 1; and, where there are fewer blocks
+    than devices, as many as blocks, half of that, ..."""
     counts = {n >> i for n in (devices, min(devices, blocks)) for i in range(n.bit_length())}
     return tuple(sorted((n for n in counts if n <= blocks), reverse=True))
 
@@ -255,7 +258,7 @@ def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_par
 
 def check_bidirectional(ranks: tuple[int, ...], free: bool, share: int, cut: tuple[Micro, ...] | None,
                         executable: bool) -> tuple[int, ...]:
-    """Numbers of ranks to consider for Chimera; what is wrong with its micro-batches."""
+    """Numbers of ranks to consider for Chimera; InvalidValueError where its micro-batches or ``executable`` rule it out."""
     if executable:
         raise InvalidValueError(f"schedule is {CHIMERA}: executable=True plans one copy of the model, which launch runs with the "
                                 "bits of one device; executable=None, and launch(..., reproducible=False), would be right")
@@ -267,7 +270,7 @@ def check_bidirectional(ranks: tuple[int, ...], free: bool, share: int, cut: tup
 
 
 def _check_updates(model: GPTConfig, ranks: tuple[int, ...], replicas: int, executable: bool | None) -> None:
-    """What updates by micro-batches cannot be joined with."""
+    """Refuse what cannot be joined with an update for every micro-batch (schedule pipedream)."""
     if executable:
         raise InvalidValueError(f"schedule is {PIPEDREAM}: executable=True plans what launch runs with the bits of one device, and "
                                 "this one's gradients are of weights that others have updated since; executable=None, and "
@@ -281,13 +284,14 @@ def _check_updates(model: GPTConfig, ranks: tuple[int, ...], replicas: int, exec
 
 
 def even_halves(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of ``halves`` that are even, and of an even number up to the largest of them; maybe none."""
+    """The even ones of ``ranks``, and of the largest even number up to the first of them, half of that, ...; maybe none."""
     most = ranks[0] - ranks[0] % 2
     return tuple(sorted({r for r in (*ranks, *halves(most, most)) if r % 2 == 0}, reverse=True))
 
 
 def unlike(cut: tuple[Micro, ...]) -> str:
-    """Which of the copies' micro-batches differ, in the user's words, of an even number of them; empty: none."""
+    """Where the micro-batches of Chimera's two copies (first and second half of ``cut``) differ, in the user's words; "":
+    nowhere."""
     each = len(cut) // 2
     for q, (one, other) in enumerate(zip(cut[:each], cut[each:], strict=True)):
         if one != other:
@@ -300,12 +304,12 @@ def has_chunks(schedule: str, chunks: int) -> bool:
     """Whether the schedule can have so many stages a rank."""
     if schedule in ZIGZAG:
         return chunks == 2 or (chunks % 2 == 0 and schedule == "hanayo")
-    return schedule == "interleaved" or chunks == 1            # of one chunk: 1F1B that warms up longer
+    return schedule == "interleaved" or chunks == 1            # interleaved with one chunk is 1F1B with a longer warm-up
 
 
 def by_name_alone(request: Request) -> tuple[str, ...]:
-    """Those of ``BY_NAME`` that the request leaves open, of one chunk: two copies of the model only where other numbers of replicas
-    may be weighed, too."""
+    """Those schedules of ``BY_NAME`` that the request leaves open, with one chunk; chimera only where gradients may be summed in
+    another order than on one device (``free_copies``) and both copies can have the same micro-batches."""
     if not request.free_schedule or request.chunks > 1:
         return ()
     odd = len(request.slicing or ()) % 2
@@ -313,7 +317,7 @@ def by_name_alone(request: Request) -> tuple[str, ...]:
 
 
 def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:
-    """Schedules with so many stages a rank that the joint search may weigh."""
+    """Schedules with ``chunks`` stages a rank that the joint search may weigh."""
     if not request.free_schedule:
         return tuple(name for name in request.schedules if chunks == request.chunks or has_chunks(name, chunks))
     sliced = request.slicing is not None and max(len(lengths) for _, lengths in request.slicing) > 1

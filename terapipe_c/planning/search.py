@@ -1,6 +1,9 @@
-"""The terapipe planner's search: descents from the starts of :mod:`starts`, within one limit of memory or along all of them.
+"""The terapipe planner's search for stages and slices: descents from the starts of :mod:`starts`.
 
-Nothing here reads a clock: effort is counted, so that the same request gives the same plan.
+It is built so that neither more memory nor a finer grid gives a slower plan: :class:`_Hunt` searches one grid of tokens, along a
+ladder of memory limits that is the same whatever limit is asked for; :class:`_Search` goes from the coarsest grid to the finest.
+Nothing here reads a clock, except under ``time_limit_s``: effort is counted in the judge's ticks, about 13 ns each, so the same
+request gives the same plan.
 """
 from __future__ import annotations
 
@@ -17,57 +20,57 @@ from .deadline import late, share
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, pace, possible
 from .starts import NEAR, block_ticks, by_pairs, estimate, over_ranks, slicing_seeds, starts_on
 
-_STARTS = 3           # of a search that descend
-_MORE_STARTS = 12     # where that is quick:
-_QUICK = 8            # descents from the starts before took less than this part of a search's work
-_SHORT = 300_000      # ticks of a program with which what needs least memory is looked for at once: of long ones that takes as long
-                      # as all the rest, and in 900 searches it was the fastest of none
-_SHORTEST = 50_000    # and the fastest of what needs so little
-_GLANCES = 16         # times the work of looking at a few moves is that of a program
-_NEARLY = 32          # of a limit, the part by which what needs least of several chunks may be over it, and something else fits
-_LOOSE = 16           # parts of a limit, of which there is one more where stages of several chunks come from that moves make fit
-_AGAIN = 4            # times that stages are cut for the least memory, each time for the program of those before
-_RUNG = 0.01          # of a limit, from one rung to the next below it, at least
-_WIDEST = 0.25        # and at most
-_SURE = 1.03, 1.1     # times as long as a plan, with one chunk a rank and with several: what is below such two is not looked at
-_RUNGS = 72_000_000    # ticks of a ladder, or as many as its first plan took, after which its rungs are twice as far apart
-_SLICES = 4            # of a sequence, below which a grid's work is in proportion to theirs
-_WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
+_STARTS = 3           # so many starts of a search descend
+_MORE_STARTS = 12     # or so many, while the descents took less than 1 / _QUICK of the search's work
+_QUICK = 8
+_SHORT = 300_000      # with programs of fewer ticks the plan that needs least memory is looked for at once; with longer ones that
+                      # takes as long as all the rest, and in 900 searches that plan was never the fastest
+_SHORTEST = 50_000    # with programs of fewer ticks also the fastest plan that needs so little
+_GLANCES = 16         # work is too little for even a few moves where a program takes more than so many times as many ticks
+_NEARLY = 32          # where memory is not cut exactly, something may still fit if the leanest plan found is over by 1 / 32 at most
+_LOOSE = 16           # for several chunks stages are also cut for a limit that is 1 / 16 larger, and then moved until they fit
+_AGAIN = 4            # stages are cut for the least memory so often, each time for the program of the stages before
+_RUNG = 0.01          # the next rung of a ladder needs less memory by at least this part
+_WIDEST = 0.25        # and by at most this part
+_SURE = 1.03, 1.1     # (one chunk a rank, several): a ladder ends when its last two plans are so many times as slow as the answer
+_RUNGS = 72_000_000    # each time a ladder took so many ticks (or those of its first plan, if more) its steps double
+_SLICES = 4            # a grid of fewer slices a sequence gets proportionally less work
+_WORK = 36_000_000     # ticks that a descent may take: a fraction of a second
 
 
 def _are_cut_exactly(judge: Judge, names: Sequence[str]) -> bool:
-    """Stages by the bytes that the engine counts."""
+    """Whether ``Judge.cuts_within`` finds a partition within a limit wherever there is one."""
     return judge.chunks == 1 and BPIPE not in names and not any(judge.savings.recompute)
 
 
 class _Hunt:
-    """For the fastest plan on one grid, within any limit of memory: a ladder of plans, each for less than the one before
-    needs. It is the same whatever limit is asked for, which only decides how far down it is looked for, so that more memory
-    never hurts."""
+    """The search for the fastest plan on one grid, within any limit of memory, by a ladder of plans: each needs less memory than
+    the one before. The ladder is the same whatever limit is asked for, which only decides how far down it is built: so more memory
+    never gives a slower plan."""
 
     def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, partition: Cut | None,
                  fixed_slicing: bool, coarser: Sequence[_Hunt], slicings: Sequence[tuple[Micro, ...]], brief: bool) -> None:
-        """coarser: on the grids that this one refines, whose fastest plans are where it starts, too. brief: theirs are its ladder,
-        but for its fastest plan and what needs least."""
+        """coarser: the hunts on the grids that this one refines, whose fastest plans are starts, too. brief: build no ladder of its
+        own, only the fastest plan and the one that needs least; their ladders serve instead."""
         self.brief = brief
         self.exact = _are_cut_exactly(judge, names)
         self.judge, self.names, self.starts, self.work, self.coarser = judge, names, list(starts), work, coarser
-        self.first = 0                                         # ticks of the fastest plan
+        self.first = 0                                         # ticks that the search for the fastest plan took
         self.partition, self.slicings = partition, slicings
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
         self._best: dict[tuple[int | None, float], Candidate | None] = {}
-        self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
-        self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit that is looked at
+        self._ends: dict[Candidate, Candidate] = {}            # by start: the end of the latest descent from it
+        self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit in question
         self._rungs: list[Candidate] = []
         self._latest: Candidate | None = None
-        self._floor: list[Candidate] | None = None             # what needs least memory, which is known before the rungs between
-        self._is_floor_whole = False                           # or is the fastest of what needs so little not known yet?
-        self._least_s = 0.0                                    # of a plan that was given: what is faster and found later is left
-        self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
+        self._floor: list[Candidate] | None = None             # plans that need least memory; known before the rungs above them
+        self._is_floor_whole = False                           # is the fastest plan that needs so little among them?
+        self._least_s = 0.0                                    # a plan found later and faster than this is left out (_add)
+        self._peak, self._spent, self._ended = 0, 0, False     # bytes of the latest plan; ticks of all plans but the first
 
     def _choose(self, limit: int | None, most: int) -> tuple[list[Candidate], list[Candidate]]:
-        """The fastest that fits of each of a few slicings: different counts are different valleys; and those that would be faster
-        and do not fit. Of what coarser grids ended with the fastest alone: the others were left there for worse."""
+        """(the fastest starts that fit, faster ones that do not), at most one for each slicing: different numbers of slices lead to
+        different local optima. Of the coarser grids' plans only the fastest is among those that fit."""
         fit: list[Candidate] = []
         over: list[Candidate] = []
         queue = [(pace(c), i, c) for i, c in enumerate((*self._known(limit), *self.starts))]     # ties keep the order of names
@@ -78,7 +81,7 @@ class _Hunt:
                 continue
             if self.judge.fits(c, limit):
                 fit.append(c)
-            elif c.pending and c.schedule not in ZERO_BUBBLE:  # gradients that wait for their W take memory
+            elif c.pending and c.schedule not in ZERO_BUBBLE:  # W that wait hold memory: try it without
                 least = self.judge.judge(c.schedule, c.partition, c.slicing, 0)
                 heapq.heappush(queue, (pace(least), i, least))
             elif len(over) < most and c.slicing not in [d.slicing for d in over]:
@@ -92,12 +95,12 @@ class _Hunt:
         return [] if end is None else [end]
 
     def _affords(self, c: Candidate, work: int) -> bool:
-        """Is that work enough to look at a single move?"""
+        """Whether ``work`` ticks are enough to look at a few moves."""
         return _GLANCES * work >= self.judge.ticks(c)
 
     def within(self, limit: int | None) -> Candidate | None:
-        """From the fastest starts that fit, and from faster ones that are mended first; beside plans of coarser grids only from
-        what is near them."""
+        """The best end of descents within the limit: from the fastest starts that fit, and from faster ones that are first changed
+        until they fit. Where coarser grids have plans, only from starts that are about as fast (NEAR)."""
         judge, work, begun = self.judge, self.work, self.judge.work
         stop, quick = begun + work, begun + work // _QUICK
         fit, over = self._choose(limit, _MORE_STARTS)
@@ -118,14 +121,14 @@ class _Hunt:
         return min(found, key=pace, default=None)
 
     def _refined(self, c: Candidate, limit: int | None, stop: int) -> Candidate:
-        """From the end of a descent: what no single move, but two, lead to."""
+        """From the end of a descent: plans that no single move leads to, but two moves or other numbers of waiting W do."""
         judge, work, best, quick = self.judge, self.work, c, self.judge.work + self.work // _QUICK
         free = not (self.given["fixed_partition"] or self.given["fixed_slicing"])
         if free and judge.work < stop and self._affords(best, work // 8) and not late():
             # a boundary of stages moves only if the slices do, too
             best = judge.descend(best, limit, budget=0, beside=work // 8, **self.given) or best
         found = self._waiting(best, limit, stop)
-        for pending in (2, 4):                                 # where more W wait other stages are best
+        for pending in (2, 4):                                 # with more waiting W other stages are best
             if c.schedule not in ZERO_BUBBLE and judge.work < quick and not late():
                 more = judge.judge(c.schedule, best.partition, best.slicing, pending)
                 ends = self._mend(more, limit, _QUICK) if judge.fits(more, limit) else []
@@ -133,12 +136,12 @@ class _Hunt:
         return min(best, found, key=pace)
 
     def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
-        """The same stages and slices in each schedule, with as many gradients that wait for their W as are best."""
-        ways = [(best.schedule, 2), *itertools.product(self.names, (1, 4, 2, 0))]     # what most often helps is always looked at
+        """The best schedule and number of W that may wait, for these stages and slices."""
+        ways = [(best.schedule, 2), *itertools.product(self.names, (1, 4, 2, 0))]     # the first helps most often: always tried
         for i, (name, pending) in enumerate(ways):
             if (i > 0 and self.judge.work > stop) or late():
                 break
-            if name in ZERO_BUBBLE and pending != 1:           # its W are where they are
+            if name in ZERO_BUBBLE and pending != 1:           # these schedules place every W themselves
                 continue
             other = self.judge.judge(name, best.partition, best.slicing, pending)
             if other.seconds < best.seconds * SLIGHT and self.judge.fits(other, limit):
@@ -146,7 +149,7 @@ class _Hunt:
         return best
 
     def _below(self, limit: int) -> Candidate | None:
-        """From the fastest start that fits."""
+        """The end of a descent from the fastest start within the limit."""
         ends: list[Candidate] = []
         for c in self._choose(limit, 1)[0]:
             if c not in self._ends or not self.judge.fits(self._ends[c], limit):
@@ -155,19 +158,19 @@ class _Hunt:
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work) if ends else None
 
     def best(self, limit: int | None, rival_s: float = float("inf")) -> Candidate | None:
-        """The fastest plan within the limit; None: none fits. rival_s: of a plan in hand: what is no faster is not looked for."""
+        """The fastest plan within the limit; None: none fits. rival_s: seconds of a plan in hand; no slower one is looked for."""
         if (limit, rival_s) not in self._best:
             self._best[limit, rival_s] = self._looked_for(limit, rival_s)
         return self._best[limit, rival_s]
 
     def _looked_for(self, limit: int | None, rival_s: float) -> Candidate | None:
-        """The fastest plan of all where it fits, whatever needs less; else what is found for less memory, none of it faster."""
+        """The ladder's first plan where it fits; else a later one, which needs less memory and is not faster."""
         if not self._rungs and not self._ended:
             begun = self.judge.work
             found = self.within(None)
             self.first, self._ended = self.judge.work - begun, self.brief or found is None
             if found is not None and not late() and self.judge.ticks(found) < _SHORT:
-                self._floor = self._least()                    # which is the fastest, too, now and then
+                self._floor = self._least()                    # now and then it is the fastest, too
                 if self.judge.ticks(found) < _SHORTEST:
                     self._floor, self._is_floor_whole = self._lowest(), True
                 found = min((found, *self._floor), key=pace)
@@ -185,25 +188,25 @@ class _Hunt:
             if found is not None and self._is_sure(found):
                 break
             self._step_down(limit)
-        self.judge.shortest = nearest                          # no other limit comes by what is near a rung
+        self.judge.shortest = nearest                          # misses of rungs must not count: another limit has other rungs
         return self._fastest(limit)
 
     def _is_vain(self, limit: int | None, rival_s: float) -> bool:
-        """Does nothing between the first plan and what needs least fit, or is none of it faster than a plan that is in hand?"""
+        """Whether no rung between the first plan and the floor can fit, or none can be faster than the plan in hand."""
         floor = self._floor or []
         if floor and not self._nearly_fits(floor, limit) and all(hunt.best(limit) is None for hunt in self.coarser):
             return True
         return min(c.seconds for c in (self._rungs[0], *floor)) >= rival_s
 
     def _nearly_fits(self, floor: list[Candidate], limit: int | None) -> bool:
-        """Where it is not known that these need least what needs a little more counts, too."""
+        """Whether one of ``floor`` fits, or, where it is not certain that these need least, is over the limit by only a little."""
         fits = [self.judge.fits(c, limit) for c in floor]
         near = limit is None or self.exact or min(max(self.judge.peak_bytes(c)) for c in floor) > limit + limit // _NEARLY
         return any(fits) or not near
 
     def can_fit(self, limit: int, enough: int | None = None) -> bool:
-        """Is there anything within this limit? Asked before anything is looked for. enough: bytes with which something is known to
-        fit, where that is not within the limit."""
+        """Whether anything may fit within this limit; asked before the search. enough: bytes, more than the limit, with which
+        something is known to fit."""
         if self.judge.in_passing:
             near = limit if self.exact else limit + limit // _NEARLY
             return any(self._tight(order, near, mends=False) is not None for order in self._orders()[:2])
@@ -213,7 +216,7 @@ class _Hunt:
         return self._nearly_fits([self._least_of(order) for order in orders], limit)
 
     def _fits_less(self, order: Candidate, enough: int) -> bool:
-        """On any stages?"""
+        """Whether this schedule and slicing need less than ``enough`` bytes on some partition."""
         ticks = block_ticks(self.judge, order.slicing, PHASES, order.schedule)
         return bool(self.judge.cuts_within(order, enough - 1, ticks))
 
@@ -222,16 +225,16 @@ class _Hunt:
         return min((c for c in plans if self.judge.fits(c, limit)), key=self._after_the_first, default=None)
 
     def _after_the_first(self, c: Candidate) -> tuple[bool, float]:
-        """What is faster than the plan that more memory is given counts where nothing else fits."""
+        """Key: a plan that is faster than the first, which more memory gets, is taken only where nothing else fits."""
         return pace(c) < pace(self._rungs[0]), pace(c)
 
     def _is_sure(self, c: Candidate) -> bool:
-        """Do the two plans that were found last, for less memory, take so much longer that what is below is not looked at?"""
+        """Whether the two latest rungs, for less memory, are so much slower than ``c`` that the ladder need not go on."""
         sure = c.seconds * _SURE[self.judge.chunks > 1]
         return len(self._rungs) > 2 and min(d.seconds for d in self._rungs[-2:]) > sure
 
     def _step_down(self, limit: int | None) -> None:
-        """The next plan of the ladder. Where plans take long those further down are further apart."""
+        """Add the next plan to the ladder. The longer plans take, the wider the steps."""
         judge, begun = self.judge, self.judge.work
         if late():
             self._ended = True
@@ -251,7 +254,8 @@ class _Hunt:
         self._spent += judge.work - begun
 
     def _add(self, c: Candidate | None) -> None:
-        """But for one that is faster than what was given for more memory without looking so far down."""
+        """Add a rung, unless it is faster than a plan that is the answer for a larger limit, where the ladder ends before this
+        rung."""
         if c is None:
             return
         self._latest = c
@@ -262,7 +266,7 @@ class _Hunt:
             self._least_s = max([pace(self._rungs[0]), self._least_s, *sure])
 
     def _known(self, limit: int | None) -> list[Candidate]:
-        """What coarser grids' fastest plans are within the limit."""
+        """The fastest plans of the coarser grids within the limit."""
         known = []
         for hunt in self.coarser:
             c = hunt.best(limit)
@@ -273,8 +277,8 @@ class _Hunt:
         return known
 
     def _take_over(self, limit: int | None) -> None:
-        """Stages of the fastest plan of a coarser grid that fits, for this grid's slices: the other starts are on stages of plans
-        that do not fit, or on even ones, and what is left of those that do may be whole sequences alone."""
+        """Add starts: this grid's slicings on the stages of the coarser grids' fastest plan that fits. The other starts have stages
+        of plans that do not fit, or even ones, and those of them that fit may all be whole sequences."""
         known = min(self._known(limit), key=pace, default=None)
         if known is None:
             return
@@ -282,10 +286,11 @@ class _Hunt:
             if not possible(known.schedule, self.judge.ranks, len(s)):
                 self.starts.append(self.judge.judge(known.schedule, known.partition, s, known.pending))
 
-    # ---- where moves lead to nothing that fits: stages cut by the bytes that the engine counts ----
+    # ---- where moves lead to no plan that fits: stages cut by the bytes that the engine counts ----
 
     def _orders(self) -> list[Candidate]:
-        """What there is to cut: every schedule with every slicing, on even stages, no W waiting; what holds least comes first."""
+        """Every schedule with every slicing, on even stages, with no W waiting, for ``_cut``; those that hold fewest activations
+        first."""
         stages = self.judge.ranks * self.judge.chunks
         cut = self.partition or tuple(even_partition(self.judge.model, stages))
         pairs = [(name, s) for s in self.slicings for name in self.names if not possible(name, self.judge.ranks, len(s))
@@ -299,21 +304,21 @@ class _Hunt:
         return [Candidate(0.0, name, cut, s, int(name in ZERO_BUBBLE), self.judge.savings) for name, s in sorted(pairs, key=held)]
 
     def _cut(self, order: Candidate, like: Candidate, limit: int) -> Candidate | None:
-        """The schedule and slices of ``order`` on stages that would be within the limit if its program were that of ``like``, as
-        even as that lets them be, or by pairs where that is faster; on the given ones, if they are."""
+        """The schedule and slices of ``order`` on a partition that fits the limit if its program is that of ``like``: the most even
+        one, or one by pairs where that is faster; on the given partition where there is one."""
         ticks = block_ticks(self.judge, order.slicing, PHASES, order.schedule)
         cuts = self.judge.cuts_within(like, limit, ticks) if self.partition is None else [order.partition]
         found = [self.judge.judge(order.schedule, cut, order.slicing, order.pending) for cut in cuts]
         return min(found, key=lambda c: (not self.judge.fits(c, limit), pace(c)), default=None)
 
     def _tight(self, order: Candidate, limit: int, mends: bool = True) -> Candidate | None:
-        """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit; where R is
-        elsewhere on other stages, or chunks are too many to say, none was found."""
+        """The schedule and slices of ``order`` on the most even partition that fits. None: no partition fits; or only that none was
+        found, where recomputation stands elsewhere in the program of other stages, or where there are too many chunks to decide."""
         found = self._cut(order, order, limit)
         if found is None:
             return None
         ends = [found] if self.judge.fits(found, limit) else []
-        if not ends and self.partition is None:                # R is elsewhere on these stages
+        if not ends and self.partition is None:                # R stands elsewhere in the program of these stages
             ends = [c for c in (self._cut(order, found, limit),) if c is not None and self.judge.fits(c, limit)]
         if mends and not ends:
             ends = self._mend(found, limit, 32)
@@ -323,7 +328,7 @@ class _Hunt:
         return min(ends, key=pace, default=None)
 
     def _lean_within(self, limit: int, most: int = _STARTS) -> Candidate | None:
-        """From such stages; None where even what holds least has none."""
+        """The best end of descents from partitions that ``_tight`` finds; None where even the orders that hold least have none."""
         orders = self._orders()
         first = [c for c in (self._tight(order, limit) for order in orders[:2]) if c is not None]
         if not first:
@@ -338,11 +343,11 @@ class _Hunt:
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work)
 
     def _least_of(self, order: Candidate) -> Candidate:
-        """The same on stages that need least of a rank, as even as that lets them be."""
+        """``order`` on the most even of the partitions that need least memory of any rank."""
         judge, least, peak = self.judge, order, max(self.judge.peak_bytes(order))
         for _ in range(0 if self.partition is not None else _AGAIN if any(judge.savings.recompute) else 1):
             low = min(16 * judge.model.num_params // judge.ranks, peak)
-            cut = judge.cut_least(least, low, peak)            # with the R of those before
+            cut = judge.cut_least(least, low, peak)            # for the program (its R) of the stages before
             found = least if cut is None else judge.judge(order.schedule, cut, order.slicing, order.pending)
             if max(judge.peak_bytes(found)) >= peak:
                 break
@@ -351,12 +356,12 @@ class _Hunt:
                 or judge.judge(order.schedule, least.partition, order.slicing, order.pending))
 
     def _least(self) -> list[Candidate]:
-        """Of both programs that hold least: of more slices each is smaller, and there are more of them."""
+        """``_least_of`` for the two orders that hold fewest activations."""
         return [self._least_of(order) for order in self._orders()[:2]]
 
     def _lowest(self) -> list[Candidate]:
-        """The same; and where stages are not cut exactly the fastest found of what needs so much, which may be far from that. But
-        not one that is faster than the plan that more memory was given."""
+        """``_least``; and, where stages are not cut exactly, the fastest plan found that needs no more than these, unless that is
+        faster than the ladder's first plan, which more memory gets."""
         least = self._least() if self._floor is None else self._floor
         enough = min((max(self.judge.peak_bytes(c)) for c in least), default=0)
         lean = None if self.exact or self.brief else self._lean_within(enough)
@@ -369,23 +374,23 @@ def grids(seq_len: int, unit: int) -> list[int]:
 
 
 class _Search:
-    """On the grids that ``unit`` refines, coarsest first."""
+    """The search over all grids that ``unit`` refines, coarsest first."""
 
     def __init__(self, judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
                  slicing: tuple[Micro, ...] | None) -> None:
-        """slicing: given; None: looked for."""
+        """slicing: the one to keep; None: search for it."""
         self.judge, self.names, self.batch, self.seq_len, self.unit = judge, names, batch, seq_len, unit
         self.partition, self.slicing = partition, slicing
         self.work = _WORK if judge.chunks == 1 else 8 * _WORK // judge.chunks ** 2
         self.fixed_slicing = slicing is not None or names[0] == SLICED
         self.todo = [unit] if self.fixed_slicing else grids(seq_len, unit)
         self.hunts: dict[int, _Hunt] = {}
-        self._spent: dict[int, int] = {}                       # ticks of a grid's fastest plan
+        self._spent: dict[int, int] = {}                       # by grid: ticks that its fastest plan took
         self._seeds: dict[int, list[tuple[Micro, ...]]] = {}
 
     @cached_property
     def _spread(self) -> list[Cut]:
-        """Stages of several chunks to start from, besides those of equal work."""
+        """Partitions to start from with several chunks a rank, besides those with stages of equal work."""
         if self.judge.chunks == 1 or self.partition is not None:
             return []
         whole = self.slicing or ((1, (self.seq_len,)),) * self.batch
@@ -408,19 +413,20 @@ class _Search:
         return fits
 
     def _nothing_fits(self) -> bool:
-        """Did what this judge saw before, of other schedules, not fit, and nor does any slicing of these? Else the first grid is
-        searched before that is asked."""
+        """Whether nothing can fit, asked before the first search: only where plans of other schedules that this judge has seen did
+        not fit. Elsewhere it is asked after the first grid."""
         limit, before = self.judge.limit, self.judge.shortest
         if limit is None or before is None or self.judge.in_passing or not _are_cut_exactly(self.judge, self.names):
             return False
-        return not any([self._can_fit(grid, limit) for grid in self.todo])     # all of them: the refusal names the least
+        return not any([self._can_fit(grid, limit) for grid in self.todo])     # a list: ask all, for the refusal to name the least
 
     def _work_of(self, grid: int) -> int:
-        """Less on grids of few slices, where little is to be found: of a large request they left little for finer ones."""
+        """Ticks for a grid: less for grids of few slices, where little is to be found, so that large requests have some left for
+        finer grids."""
         return self.work if self.fixed_slicing else self.work * min(_SLICES, self.seq_len // grid) // _SLICES
 
     def _look_at(self, grid: int) -> Candidate | None:
-        refined = [g for g in self.hunts if g % grid == 0]     # what other grids found, remembered or cost is not to be seen here
+        refined = [g for g in self.hunts if g % grid == 0]     # what other grids found, remembered or cost must not matter here
         before, work = sum(self._spent[g] for g in refined), self._work_of(grid)
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own, seeds = max(little, min(work, (4 * work - before) // 4)), self.judge.afresh(), self._seeds_of(grid)
@@ -429,7 +435,7 @@ class _Search:
         hunt = self.hunts[grid] = _Hunt(own, self.names, starts, budget, grid, self.partition, self.fixed_slicing,
                                         [self.hunts[g] for g in refined], seeds, bool(refined) and budget == little)
         self._spent[grid] = own.work
-        # What a finer grid starts from it asks for itself, whatever is in hand: that may lead to what is faster.
+        # A finer grid that starts from this one's plans asks for them itself, even if they do not beat the rival.
         found = hunt.best(self.judge.limit, self.judge.rival_s)
         self._spent[grid] += hunt.first
         return found
@@ -437,13 +443,13 @@ class _Search:
     def look(self) -> None:
         limit = self.judge.limit
         for i, grid in enumerate([] if self._nothing_fits() else self.todo):
-            if self.hunts and late():                          # what coarser grids find is all there is
+            if self.hunts and late():                          # the coarser grids' plans must do
                 break
             with share(2 / (len(self.todo) - i + 1)):
                 found = self._look_at(grid)
             if i == 0 and found is None and limit is not None and self.hunts[grid].best(limit) is None and not late():
                 if not any([self._can_fit(g, limit) for g in self.todo[1:]]):
-                    break                                      # all of them, or the refusal would not name the least
+                    break                                      # a list, as in _nothing_fits
 
     def best(self) -> Candidate | None:
         asked = [self.hunts[g] for g in self.hunts if self.unit in self.hunts or g % self.unit == 0]
@@ -455,14 +461,17 @@ class _Search:
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
            slicing: tuple[Micro, ...] | None) -> Candidate | None:
-    """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one: the plan
-    that is found without a limit is the answer where it fits, and else the fastest that fits of a ladder that is the same for all
-    limits (but where time is up); below what the leanest needs none is looked for. A finer grid never gives a worse plan: each
-    grid that it refines is searched before it, exactly as if it had been asked for, and what was found there is where it starts.
-    Two chunks are searched twice as hard as one, which finds plans up to 4 % faster; of more chunks programs are longer and there
-    are many numbers: the work is less, so that all numbers together take about five times as much as one. Where coarse grids took
-    all the work of a large request a finer one still has a little, for its own best slices, and no ladder of its own. Where time
-    is up it ends with what it has."""
+    """The fastest plan that fits the judge's limit of memory; None: none fits.
+
+    More memory never gives a slower plan: the plan found without a limit is the answer where it fits, else the fastest that fits of
+    a ladder that is the same for all limits (except where time is up); below the leanest plan nothing is looked for. A finer grid
+    never gives a slower plan: each grid that it refines is searched before it, exactly as if it had been asked for, and its search
+    starts from what was found there. Where coarse grids took all the work of a large request a finer one still gets a little, for
+    its own best slices, but no ladder of its own.
+
+    Two chunks a rank are searched twice as hard as one, which finds plans up to 4 % faster. With more chunks programs are longer
+    and there are many numbers of chunks to try, so each gets less work: all of them together take about five times as much as one.
+    Where time is up the search ends with what it has."""
     made = _Search(judge, names, batch, seq_len, unit, partition, slicing)
     made.look()
     return made.best()

@@ -1,4 +1,4 @@
-"""The requests that a joint request (``planner="auto"``) puts to the single planners: itself, and with its open choices fixed."""
+"""The questions that ``planner="auto"`` puts to the single planners: the request as it is, and with its open choices fixed."""
 from __future__ import annotations
 
 import itertools
@@ -33,13 +33,13 @@ from .starts import whole_sequences
 
 __all__ = ["Hurried", "by_name", "chunk_counts", "plan_singles", "plan_singles_within", "recomputing", "single", "why_left_out"]
 
-# Within a limit of time: what is sure to be quick, and terapipe, whose plan is mostly the best; those that take long last.
+# The order under a time limit: quick planners first, terapipe (mostly the best plan) among them; those that take long last.
 _QUICK_FIRST = ("uniform", "merak", "vpipe", "terapipe", "autopipe_heuristic", "autopipe", "pipedream", "dawnpiper",
                 "dawnpiper_binary", "bmpipe", "dapple", "adapipe", "piper")
 
 
 def single(request: Request, name: str) -> Request | None:
-    """The same request to one planner; None where it cannot be asked (several chunks)."""
+    """The same request to one planner; None where that cannot plan it (several chunks, too many layers, a given recompute)."""
     if name not in CHUNKED and (request.chunks > 1 or "interleaved" in request.schedules):
         return None
     if name == "bmpipe" and request.schedules[0] in ZIGZAG:
@@ -55,7 +55,7 @@ def _usual(request: Request, planner: str) -> tuple[str, ...]:
 def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, ranks: tuple[int, ...]) -> Request | None:
     if planner == "bmpipe" and request.model.n_layer + 2 > BMPIPE_LAYERS:
         return None                                            # it takes no deeper model; the others do
-    if request.recompute and planner in SAVERS:                # they choose that themselves
+    if request.recompute and planner in SAVERS:                # these choose what to recompute themselves
         return None
     micros = len(whole_sequences(request))
     ranks = tuple(r for r in ranks if r * chunks <= request.model.num_blocks and not possible(names[0], r, micros))
@@ -70,8 +70,8 @@ def chunk_counts(request: Request) -> range | tuple[int, ...]:
 
 
 def by_name(request: Request) -> Iterator[Request]:
-    """What a user could ask a single planner by naming the schedule and chunks, where the request leaves them open: the questions
-    of :func:`plan_singles` are not among them."""
+    """Every request that a user could put to a single planner by naming the schedule and the chunks that this request leaves open,
+    except those of :func:`plan_singles`."""
     for chunks in chunk_counts(request):
         ranks = request.ranks
         if request.free_ranks:
@@ -88,7 +88,7 @@ def by_name(request: Request) -> Iterator[Request]:
         ranks = request.ranks
         if name == CHIMERA:
             ranks = () if planner not in BOTH_WAYS else even_halves(ranks) if request.free_ranks else ranks
-        elif planner != "terapipe":                            # else what they were asked for 1f1b, W at once, is the same
+        elif planner != "terapipe":                            # where BPipe evicts nothing it is 1F1B, which they were asked for
             ranks = tuple(r for r in ranks if evicts(r, len(whole_sequences(request))))
         asked = _asked(request, planner, (name,), 1, ranks)
         if asked is not None:
@@ -96,7 +96,7 @@ def by_name(request: Request) -> Iterator[Request]:
 
 
 def why_left_out(request: Request, weighed: Container[str]) -> dict[str, str]:
-    """Schedules that the joint search looks at in no way, and why; weighed: those that it looks at besides :func:`by_name`."""
+    """Schedules that the joint search does not look at, and why. weighed: those that it looks at besides :func:`by_name`."""
     named = {asked.schedules[0] for asked in by_name(request)}
     return {name: _why(request, name) for name in (*JOINT, *BY_NAME) if name not in weighed and name not in named}
 
@@ -135,17 +135,17 @@ def _answer(asked: Request) -> Found | Error:
 
 @dataclass(frozen=True)
 class Hurried:
-    """What single planners gave within a limit of time."""
+    """The single planners' answers within a time limit."""
 
-    answers: list[tuple[str, Found | Error]]   #: in the order of PLANNERS; a DeadlineError: it was stopped without a plan
-    cut: list[str]                             #: were stopped, with a plan or without
-    reserve: Found | None                      #: what can be built at once; None: nothing of that fits
+    answers: list[tuple[str, Found | Error]]   #: in the order of PLANNERS; a DeadlineError: stopped without a plan, or not asked
+    cut: list[str]                             #: planners that were stopped, with a plan or without, or not asked
+    reserve: Found | None                      #: a plan that is built at once, whatever the time; None: none of these fits
 
 
 def plan_singles_within(request: Request, part: float) -> Hurried:
-    """The same in no more than this part of the time that is left, but for one plan that is made whatever the time: uniform's,
-    or, where that does not fit, DawnPiper's for this limit of memory alone. Quick planners are asked first, and each may take two
-    equal parts of what is left for all that are still to be asked: what one leaves is the others'."""
+    """``plan_singles`` within ``part`` of the time that is left, after one plan that is made whatever the time: uniform's, or,
+    where that does not fit, DawnPiper's for this limit of memory alone. Quick planners are asked first. With n planners still to
+    ask each may take 2 / (n + 1) of the time that is then left; what one does not use is left to the others."""
     answers: dict[str, Found | Error] = {}
     cut: list[str] = []
     with without():
@@ -184,8 +184,8 @@ def _at_once(request: Request) -> Found | None:
 
 
 def recomputing(request: Request) -> Iterator[tuple[str, Found | Error]]:
-    """(what, plan or why there is none) of the terapipe planner where it is told to recompute, all schedules together: the other
-    planners' plans of whole sequences are among what they choose themselves."""
+    """(choice of ``recompute``, plan or why there is none) of the terapipe planner for each choice, all schedules together. The
+    papers' planners need not be asked: they choose for themselves what to recompute."""
     for i, (what, kinds) in enumerate(RECOMPUTE.items()):
         flags = tuple(block.kind in kinds for block in request.model.blocks)
         told = replace(request, recompute=flags, each_alone=False)

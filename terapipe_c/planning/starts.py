@@ -1,4 +1,4 @@
-"""Where a search starts: slicings, and stages that are balanced for them."""
+"""Which plans does a search start from? Slicings, and partitions that are balanced for them."""
 from __future__ import annotations
 
 import itertools
@@ -20,16 +20,16 @@ from .judge import SLICED, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, poss
 if TYPE_CHECKING:
     from .request import Request
 
-_LONG = 10_000_000       # ticks of a program, of whose slices few starts are looked at
-NEAR = 1.1               # times as slow as a plan that was descended to: a start that may end below it
-TICKS = 2.0 ** 36        # of all work, where planners get whole numbers
-_APART = 16384           # units of a sequence; of more the exact search by forward and backward apart takes minutes, not seconds
-_OVER_RANKS = 2_000_000  # candidates of a search for stages by which ranks have equal work
+_LONG = 10_000_000       # of slicings whose programs take the judge more ticks than this few starts are tried
+NEAR = 1.1               # a start is worth a descent if it is at most this many times as slow as the end of an earlier one
+TICKS = 2.0 ** 36        # all work together, where planners get it in whole numbers (not the judge's ticks, which are effort)
+_APART = 16384           # most units a sequence for the exact search with forward and backward apart: for more it takes minutes
+_OVER_RANKS = 2_000_000  # candidates that BMPipe may look at in search of stages that give all ranks equal work
 
 
 class StageCost:
-    """What tp.planners reads of a CostModel, for one average stage: its share of the layers, the embedding and the head,
-    and what every slice pays for its instructions and messages."""
+    """The costs of one average stage in the form that ``tp.planners`` reads (``slice_cost``): its share of the layers, the
+    embedding and the head, and the fixed cost of a slice's instructions and messages."""
 
     def __init__(self, costs: CostModel, model: GPTConfig, stages: int, latency_s: float | None = None) -> None:
         counts = np.array([1, model.n_layer, model.n_layer, 1], np.float64)
@@ -48,7 +48,7 @@ class StageCost:
 
 
 def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequence[str] = PHASES, schedule: str = "1f1b") -> Cut:
-    """Stages of equal work in these phases and the schedule's updates, with these slices (min-max over contiguous blocks)."""
+    """The partition whose longest stage is shortest, by work in these phases with these slices and the schedule's updates."""
     if stages == 1:
         return ((0, judge.model.num_blocks),)
     bounds = [int(x) for x in planners.balance(block_ticks(judge, slicing, phases, schedule), stages)]
@@ -56,8 +56,8 @@ def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequ
 
 
 def block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str], schedule: str) -> NDArray[np.float64]:
-    """[blocks] of work in these phases, with the updates; at least 1. Whole numbers: ties are ties whatever the costs are
-    multiplied by."""
+    """[blocks] of work in these phases with these slices, updates included; at least 1. Whole numbers, so that equal work compares
+    equal however the costs are scaled."""
     seconds = kind_seconds(judge, slicing, phases)
     each = updates_of(schedule, len(slicing)) * judge.costs.optimizer_param_s
     update = {kind: each * params for kind, params in updated_of_kind(judge.model).items()}
@@ -68,21 +68,21 @@ def block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str],
 
 
 def whole_sequences(request: Request) -> tuple[Micro, ...]:
-    """What a planner that knows no slices runs."""
+    """The slicing of planners that know no slices: one whole sequence a micro-batch, or the given slicing."""
     return request.slicing or ((1, (request.seq_len,)),) * request.share
 
 
 def uniform(judge: Judge, request: Request) -> Candidate:
-    """Megatron's default: layers divided evenly, whole sequences, weight gradients at once; asks no cost anything."""
+    """Megatron's default, whatever the costs: layers divided evenly, whole sequences, every W right after its I."""
     cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
     name = "1f1b" if "1f1b" in request.schedules else request.schedules[0]
     return judge.judge(name, cut, whole_sequences(request), 0)
 
 
 def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
-    """Stages of several chunks by which ranks, rather than stages, have equal work, as far as whole layers let them (blocks, where
-    there are more stages than layers): BMPipe's search, told of few micro-batches, which ask for even stages, and of many, which
-    ask for even ranks."""
+    """Partitions for several chunks a rank that give ranks, rather than stages, equal work, as far as whole layers allow (blocks,
+    where there are more stages than layers). From BMPipe's search, asked for few micro-batches, which favour even stages, and for
+    many, which favour even ranks."""
     ranks, chunks = judge.ranks, judge.chunks
     ticks = block_ticks(judge, slicing, PHASES, schedule)
     parts = [1] * len(ticks)
@@ -108,13 +108,13 @@ def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[
 
 
 def by_pairs(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
-    """Two stages a rank of which the slowest rank's take least, whatever memory they take."""
+    """The partition for two stages a rank whose slowest rank is fastest, whatever memory it takes; empty: none differs."""
     even = judge.judge(schedule, tuple(even_partition(judge.model, 2 * judge.ranks)), slicing)
     return judge.cuts_within(even, 1 << 62, block_ticks(judge, slicing, PHASES, schedule))[1:]
 
 
 def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> dict[str, float]:
-    """Seconds of a step in one block of each kind; what every instruction costs besides is not in it, nor is the update."""
+    """Seconds of a step's work in one block of each kind, without the fixed overhead of instructions and without the update."""
     key = slicing, tuple(phases)
     if key not in judge.kinds:
         judge.kinds[key] = _kind_seconds(judge.costs, judge.model, slicing, phases)
@@ -122,7 +122,7 @@ def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str]
 
 
 def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...], phases: Sequence[str]) -> dict[str, float]:
-    # From four stages that are one block each: a model of one layer has them all.
+    # A model of one layer has one block of each kind: its four stages of one block give the seconds of each.
     small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
     d = costs.even.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
     fixed = costs.overhead_s * len(phases) * d["F"].shape[1]
@@ -130,9 +130,9 @@ def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...]
 
 
 def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: int) -> list[tuple[Micro, ...]]:
-    """Where the search starts: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid),
-    whole sequences, whole batches, fewer slices where the pipeline is full. Of several chunks a pipeline fills as fast as one of
-    fewer stages: sum + (ranks - 1) / chunks max."""
+    """Slicings to start from: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid), whole
+    sequences, whole batches, and fewer slices where the pipeline is full. With several chunks a rank the pipeline fills as fast as
+    one of fewer stages, sum + (ranks - 1) / chunks max: the optima are for so many stages."""
     costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks, judge.mean_message_s(0.0))
     stages = 1 - (1 - judge.ranks) // judge.chunks
     seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
@@ -156,8 +156,8 @@ def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: in
 
 def _fine_at_the_ends(judge: Judge, seeds: Sequence[tuple[Micro, ...]], batch: int, seq_len: int,
                       unit: int) -> list[tuple[Micro, ...]]:
-    """The optima's slices where the pipeline fills, or fills and drains, and halves in between, where nobody waits for less: of one
-    stage a rank."""
+    """Slicings with the optimum's fine slices only while the pipeline fills, or fills and drains, and half sequences in between,
+    where no rank waits for a first slice. For one stage a rank."""
     if judge.chunks > 1 or judge.ranks == 1 or 2 * unit > seq_len:
         return []
     halves = tuple(n * unit for n in equal_lengths(seq_len // unit, 2))
@@ -168,7 +168,7 @@ def _fine_at_the_ends(judge: Judge, seeds: Sequence[tuple[Micro, ...]], batch: i
 
 
 def estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
-    """TeraPipe's sum + (K - 1) max for equal stages, of several chunks each: which starts look best."""
+    """TeraPipe's objective, sum + (K - 1) max, for equal stages with the judge's number of chunks a rank: it orders the starts."""
     d = judge.durations(((0, judge.model.num_blocks),), slicing)
     unit = (d["F"] + d["I"] + d["W"])[0]
     return rounded(float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks))
@@ -176,8 +176,9 @@ def estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
 
 def starts_on(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
             work: int, known: Candidate | None, spread: Sequence[Cut] = ()) -> list[Candidate]:
-    """These slicings on stages that are balanced for them; of a large program the most promising alone, and of one that is far
-    from what is known a single one."""
+    """Candidates with these slicings on partitions that are balanced for them, the most promising slicings first, until ``work`` /
+    3 ticks are spent. known: the best plan of the coarser grids; slicings that are much slower than it get only a start on its
+    stages and one on balanced ones."""
     stages = judge.ranks * judge.chunks
     even = tuple(even_partition(judge.model, stages))
     slicings = [s for s in slicings if not possible(names[0], judge.ranks, len(s))]
@@ -196,7 +197,7 @@ def starts_on(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ..
             if long or min(c.seconds for c in quick) > known.seconds * NEAR:
                 continue
         starts += [judge.judge(name, partition or level(s), s) for name in names]
-        if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
+        if partition is None:      # W fills bubbles: with many W, F and I alone set the pipeline's pace
             name = min(starts[-len(names):], key=pace).schedule
             starts += [judge.judge(name, cut, s) for cut in (even, *spread, level(s, phases="FI"))]
             waiting = (2, 4) if judge.chunks == 1 and name not in ZERO_BUBBLE and judge.work <= stop else ()

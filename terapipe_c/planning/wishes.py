@@ -1,7 +1,5 @@
-"""Asks the papers' planners: a request as their papers have it (:class:`Task`), and their answers as candidates (:func:`ask`).
-
-They see what their papers see: seconds and bytes of each block, a number of stages and of micro-batches.
-"""
+"""Translates between a request and the papers' planners: :class:`Task` is the request in the terms of the papers (seconds and bytes
+of each block, a number of stages and of micro-batches), :func:`ask` makes a planner's answer a candidate."""
 from __future__ import annotations
 
 import itertools
@@ -23,8 +21,8 @@ __all__ = ["Task", "ask"]
 
 Float = NDArray[np.float64]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
-_LEAST_S = 1e-280       # of a tick: what is divided by it stays a number
-_LONGEST = 1e30         # ticks of a message: beside it all work is nothing
+_LEAST_S = 1e-280       # least seconds of a tick: quotients by it stay finite
+_LONGEST = 1e30         # most ticks of a message: beside it all work is nothing
 _EXACT = 10_000_000     # nodes of BMPipe's exact search
 _CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of more chunks in proportion
 
@@ -33,24 +31,24 @@ _CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of m
 
 @dataclass(frozen=True)
 class Task:
-    """Blocks of the model in order, on stages in order. Times are of the mean micro-batch, bytes of the largest one.
+    """The model's blocks in order, for stages in order. Times are those of the mean micro-batch, bytes those of the largest one.
 
-    Times are whole numbers of ticks, a small part of all work: their sums are exact, so that what is equal for a planner is
-    equal whatever the costs are multiplied by, and it decides by its own rule, not by rounding."""
+    Times are whole numbers of ticks (``tick_s``, a 2^-36th of all work): their sums are exact, so equal work compares equal however
+    the costs are scaled, and a planner decides ties by its own rule, not by rounding."""
 
     judge: Judge
     schedule: str
     slicing: tuple[Micro, ...]
-    limit_bytes: Float                    #: [stages] what the blocks of a stage may take
-    extra_bytes: Float                    #: [blocks] what earlier rounds were short of
+    limit_bytes: Float                    #: [stages] bytes that the blocks of a stage may take
+    extra_bytes: Float                    #: [blocks] bytes added because earlier answers were over the limit by so much
     host_Bps: float                       #: bytes a second to the host and back; 0: nothing is swapped
-    held: tuple[int, ...]                 #: [stages] micro-batches that the order of the schedule has in flight
-    inputs_stay: bool = False             #: what a block that is made again keeps, its input, counts as always there, of every
-                                          #: block and as often as the fullest stage holds it; else as never there
-    ahead: int | None = None              #: of swaps beside the work (Savings); None: ranks make the copies themselves
+    held: tuple[int, ...]                 #: [stages] micro-batches that a stage has in flight in the schedule's order
+    inputs_stay: bool = False             #: count the inputs of all blocks that can be recomputed as static bytes, as many as the
+                                          #: fullest stage holds; else as part of a block's activations
+    ahead: int | None = None              #: how far ahead overlapped swaps begin (Savings); None: swaps do not overlap
 
     def within(self, limit_bytes: Float, extra_bytes: Float | None = None, inputs_stay: bool = False) -> Task:
-        """The same for another memory; what does not depend on that is counted once."""
+        """This task with another memory; what does not depend on the memory is carried over."""
         other = replace(self, limit_bytes=limit_bytes, extra_bytes=self.extra_bytes if extra_bytes is None else extra_bytes,
                         inputs_stay=inputs_stay)
         for name in _COUNTED_ONCE:
@@ -64,18 +62,18 @@ class Task:
 
     @property
     def micro_batches(self) -> int:
-        """Of a step."""
+        """Micro-batches of a step."""
         return len(self.slicing)
 
     @property
     def asked(self) -> int:
-        """Micro-batches that a planner is asked about which minimises the makespan: one alone takes as long on any stages, which
-        then should be even, for their updates run side by side."""
+        """Micro-batches to name to a planner that minimises the makespan, at least 2: one alone takes as long on any stages, and
+        even stages are better, because their updates run at the same time."""
         return max(2, self.micro_batches)
 
     @property
     def in_order(self) -> bool:
-        """Does every stage hold as many micro-batches as under 1F1B?"""
+        """Whether every stage holds as many micro-batches as under 1F1B."""
         return all(n == min(self.micro_batches, self.stages - k) for k, n in enumerate(self.held))
 
     def _per_block(self, of_kind: dict[str, float]) -> Float:
@@ -83,23 +81,23 @@ class Task:
 
     @cached_property
     def tick_s(self) -> float:
-        """Seconds of one."""
+        """Seconds of a tick."""
         work = float(self._per_block(kind_seconds(self.judge, self.slicing)).sum()) / self.micro_batches
         return max(work / TICKS, _LEAST_S) if work > 0 else 1.0
 
     def _ticks(self, of_kind: dict[str, float]) -> Float:
-        """[blocks] of seconds in a step."""
+        """[blocks] of ticks of the mean micro-batch, from each kind's seconds of a step."""
         return np.rint(self._per_block(of_kind) / self.micro_batches / self.tick_s)
 
     @cached_property
     def fwd(self) -> Float:
-        """[blocks]"""
+        """[blocks] of ticks of a forward."""
         return self._ticks(kind_seconds(self.judge, self.slicing, "F"))
 
     @cached_property
     def recompute(self) -> Float:
-        """[blocks] of making again what a forward keeps (tp_cost_recompute). Of what the engine cannot make again more than
-        any plan would pay."""
+        """[blocks] of ticks of recomputing what a forward keeps (tp_cost_recompute); for blocks that the engine cannot recompute,
+        more than any plan would spend."""
         of_kind = kind_seconds(self.judge, self.slicing, "F")
         never = 10.0 * float(self._per_block(of_kind).sum())
         return self._ticks({"embedding": never, "head": never, "ffn": of_kind["ffn"] / 2,
@@ -107,7 +105,8 @@ class Task:
 
     @cached_property
     def bwd(self) -> Float:
-        """[blocks] of both gradients, of a micro-batch's share of the update, and of what the request says is recomputed."""
+        """[blocks] of ticks of both gradients, of a micro-batch's share of the update, and of recomputation that the request asks
+        for."""
         costs, model = self.judge.costs, self.judge.model
         updates, updated = updates_of(self.schedule, self.micro_batches), updated_of_kind(model)
         work = self._ticks({kind: seconds + updates * costs.optimizer_param_s * updated[kind]
@@ -116,57 +115,58 @@ class Task:
 
     @cached_property
     def given(self) -> NDArray[np.bool_]:
-        """[blocks] that the request says are recomputed."""
+        """[blocks] whether the request says that the block is recomputed."""
         count = len(self.judge.model.blocks)
         return np.array(self.judge.savings.recompute or (False,) * count)
 
     @cached_property
     def message(self) -> float:
-        """Of a micro-batch's message between stages (of its mean slice, which is all that is waited for)."""
+        """Ticks of a message between stages: of a mean slice's, because the next stage waits only for the first slice."""
         units = sum(len(lengths) for _, lengths in self.slicing)
         return min(float(np.rint(self.judge.mean_message_s(self.tokens / units) / self.tick_s)), _LONGEST)
 
     @property
     def host_bytes(self) -> float:
-        """Bytes a tick to the host and back."""
+        """``host_Bps`` in bytes a tick."""
         return self.host_Bps * self.tick_s
 
     @cached_property
     def tokens(self) -> int:
-        """Rows of a step."""
+        """Tokens of a step."""
         return sum(b * sum(lengths) for b, lengths in self.slicing)
 
     @cached_property
     def output_bytes(self) -> float:
-        """What a micro-batch sends from one stage to the next."""
+        """Bytes that a mean micro-batch sends from one stage to the next."""
         return 4.0 * self.judge.model.n_embd * self.tokens / self.micro_batches
 
     @cached_property
     def static_bytes(self) -> Float:
-        """[blocks] parameters, gradients, moments, and one slot of activation gradients."""
+        """[blocks] of bytes of parameters, gradients, moments and one slot of activation gradients, with ``extra_bytes``."""
         return np.asarray(self._fixed + max(self.held) * self._staying + self.extra_bytes)
 
     @cached_property
     def _fixed(self) -> Float:
         sizes = block_bytes(self.judge.model, self.slicing)
         fixed = {kind: float(size.static + size.gradient) for kind, size in sizes.items()}
-        room = {kind: float(size.activation - size.input) for kind, size in sizes.items()}     # to make a micro-batch's again
+        room = {kind: float(size.activation - size.input) for kind, size in sizes.items()}     # to recompute one micro-batch's
         return np.asarray(self._per_block(fixed) + np.where(self.given, self._per_block(room), 0.0))
 
     @cached_property
     def param_bytes(self) -> Float:
-        """[blocks] the parameters alone."""
+        """[blocks] of bytes of the parameters alone."""
         model = self.judge.model
         return self._per_block({block.kind: 4.0 * model.block_params(block.kind) for block in model.blocks})
 
     @cached_property
     def updated_bytes(self) -> Float:
-        """[blocks] of the parameters that it has gradients of."""
+        """[blocks] of bytes of the parameters that the block has gradients of (a tied weight's are the head's)."""
         return self._per_block({kind: 4.0 * n for kind, n in updated_of_kind(self.judge.model).items()})
 
     @cached_property
     def activation_bytes(self) -> Float:
-        """[blocks] kept from a micro-batch's forward to its backward, but for what stays."""
+        """[blocks] of bytes kept from a micro-batch's forward to its backward, less those that count as static
+        (``inputs_stay``)."""
         return self._kept - self._staying
 
     @cached_property
@@ -178,28 +178,28 @@ class Task:
 
     @property
     def _staying(self) -> Float:
-        """[blocks] inputs of what can be made again, where they count as always there."""
+        """[blocks] of bytes of the inputs that count as static (``inputs_stay``), of a micro-batch."""
         return np.where((self.saved_bytes > 0) & self.inputs_stay, self._kept - self.saved_bytes, 0.0)
 
     @cached_property
     def saved_bytes(self) -> Float:
-        """[blocks] what recomputing a block saves of its activation_bytes: all but its input."""
+        """[blocks] of bytes of a micro-batch's activations that recomputing the block saves: all but its input."""
         saved = np.array(saved_bytes(self.judge.model, self.slicing, self.judge.costs.where), np.float64)
         return np.where(self.given, 0.0, saved)
 
     @cached_property
     def least_kept_bytes(self) -> Float:
-        """[blocks] the fewest that are kept of a micro-batch, made again or not."""
+        """[blocks] of the fewest bytes that can be kept of a micro-batch, by recomputing what can be recomputed."""
         return self._kept - self.saved_bytes
 
     @property
     def memory_bytes(self) -> float:
-        """One limit for all stages, where a planner knows no other: what the roomiest may take."""
+        """One limit for all stages, for planners that know only one: the largest of the stages'."""
         return float(self.limit_bytes.max())
 
     @property
     def rank_bytes(self) -> float:
-        """The same for a rank's chunks together."""
+        """One limit for all ranks: the largest sum over a rank's chunks."""
         return float(self.limit_bytes.reshape(self.judge.chunks, self.judge.ranks).sum(0).max())
 
 
@@ -209,9 +209,9 @@ _COUNTED_ONCE = ("tick_s", "fwd", "recompute", "bwd", "message", "tokens", "outp
 
 @dataclass(frozen=True)
 class Wish:
-    """What a planner wants."""
+    """A planner's answer."""
 
-    boundaries: list[int]                 #: stages + 1 of them
+    boundaries: list[int]                 #: [stages + 1] first blocks of the stages, and the end
     savings: Savings = NOTHING
 
 
@@ -220,8 +220,9 @@ def _blocks(result: Any) -> list[int]:
 
 
 def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any) -> Savings:
-    """What the engine does of it: of a block all is made again, or swapped, or nothing; of embedding and head nothing is. A planner
-    that thinks copies hidden behind work, as its paper does, is judged by what they take of the rank, or what it waits for them."""
+    """A planner's recomputation and swaps as the engine does them: it recomputes, swaps or keeps a block as a whole, and keeps
+    embedding and head. A planner may assume, as its paper does, that work hides all copies; its plan is judged with the time that
+    they take from the rank or that the rank waits for them."""
     if not np.any(recompute) and not np.any(swap):
         return NOTHING
     can = saved_bytes(task.judge.model, task.slicing, task.judge.costs.where)
@@ -244,7 +245,7 @@ def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
 
 
 def _baseline(name: str, *, saves: bool = False, **options: Any) -> Callable[[Task], Wish]:
-    """``saves``: it may recompute and swap."""
+    """saves: the planner may recompute and swap."""
     def ask(task: Task) -> Wish:
         memory: dict[str, Any] = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes,
                                   "limit_bytes": task.memory_bytes, "in_flight": task.held}
@@ -263,8 +264,8 @@ def _baseline(name: str, *, saves: bool = False, **options: Any) -> Callable[[Ta
 
 
 def _piper(task: Task) -> Wish:
-    """Blocks as a chain of layers without replicas or tensor parallelism. Where Piper leaves devices idle, its stage with most
-    work is halved until it does not."""
+    """Piper asked about the blocks as a chain of layers, without replicas or tensor parallelism. Where it leaves devices idle the
+    stage with most work is halved until none is."""
     memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.memory_bytes,
               "recompute_s": task.recompute, "in_flight": None if task.in_order else max(task.held)}
     graph = planners.layer_graph(task.fwd, task.bwd, task.stages, task.micro_batches, comm_s=task.message, memory=memory,
@@ -286,13 +287,13 @@ def _piper(task: Task) -> Wish:
 
 
 def _dawnpiper(name: str) -> Callable[[Task], Wish]:
-    """A block is a node."""
+    """DawnPiper's planners, asked with a node for each block."""
     def ask(task: Task) -> Wish:
         params = np.minimum(task.param_bytes, task.updated_bytes)
-        rest = np.maximum(task.static_bytes - 2 * params, 0.0)     # of a tied embedding the values, too, which have no gradient
+        rest = np.maximum(task.static_bytes - 2 * params, 0.0)     # has a tied embedding's values, too, which have no gradient
         nodes = {"fwd_s": task.fwd, "bwd_s": task.bwd, "recompute_s": task.recompute,
                  "activation_bytes": task.activation_bytes, "param_bytes": params, "optimizer_bytes": rest}
-        held = np.maximum.accumulate(task.held[::-1])[::-1]     # no stage more than the one before it
+        held = np.maximum.accumulate(task.held[::-1])[::-1]     # the planner needs numbers that never rise from stage to stage
         result = getattr(planners, name)(nodes, task.stages, task.memory_bytes, micro_batches=task.micro_batches,
                                          schedule="gpipe" if task.schedule == "gpipe" else "1f1b",
                                          swap_bandwidth_Bps=task.host_bytes, in_flight=held)
@@ -306,7 +307,7 @@ _STRATEGIES = {"none": (), "attention": ("attention",), "ffn": ("ffn",), "full":
 
 
 def _bmpipe(task: Task) -> Wish:
-    """A layer is a layer; of more stages than layers, a block is."""
+    """BMPipe asked with the model's layers; with its blocks, where there are more stages than layers."""
     kinds = [block.kind for block in task.judge.model.blocks]
     whole = task.stages <= task.judge.model.n_layer + 2
     groups = [[0], *([i, i + 1] for i in range(1, len(kinds) - 1, 2)), [len(kinds) - 1]] if whole \
@@ -319,7 +320,7 @@ def _bmpipe(task: Task) -> Wish:
     def total(values: Float, blocks: list[int]) -> float:
         return float(sum(values[i] for i in blocks))
 
-    types: list[list[list[int]]] = []                          # neighbours that are alike are one type
+    types: list[list[list[int]]] = []                          # equal neighbours are one type
     for group in groups:
         if types and all(kinds[i] == kinds[j] and task.extra_bytes[i] == task.extra_bytes[j]
                          for i, j in zip(types[-1][0], group, strict=False)):
@@ -332,7 +333,7 @@ def _bmpipe(task: Task) -> Wish:
                "strategies": [{"name": name, "extra_bwd_s": total(task.recompute, again),
                                "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
                               for name, again in way]} for group, way in zip(types, ways, strict=True)]
-    chunks = task.judge.chunks                                  # counted work, no clock; of several chunks nobody reads the bound
+    chunks = task.judge.chunks                                  # effort, no clock; with several chunks nobody reads the bound
     effort = _EXACT if chunks == 1 else _CHUNKED // chunks
     micros = task.asked if chunks == 1 else task.micro_batches
     result = planners.bmpipe(layers, task.judge.ranks, micros, task.rank_bytes, chunks=chunks,
@@ -359,7 +360,7 @@ _ASK: dict[str, Callable[[Task], Wish]] = {
 
 
 def ask(task: Task, name: str) -> Candidate:
-    """What the planner wants, judged; InfeasibleError."""
+    """The planner's plan, judged; InfeasibleError where it has none."""
     wish = _ASK[name](task)
     cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
     return task.judge.judge(task.schedule, cut, task.slicing, 0, None if wish.savings == NOTHING else wish.savings)
