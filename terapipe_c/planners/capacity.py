@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits, by planner: what DawnPiper's Tables 1 and 2 compare."""
+"""Which is the largest micro-batch that a planner can fit into memory? DawnPiper's Tables 1 and 2 compare planners by it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class MaxBatch(Answer):
 
 
 def _uniform(nodes: Nodes, stages: int) -> list[int]:
-    """As many nodes a stage as can be; nodes of one block stay together where there are blocks enough (Megatron's way)."""
+    """Boundaries of an even division; nodes of one block stay together where there are at least as many blocks as stages
+    (Megatron)."""
     if not 1 <= stages <= len(nodes):
         raise InvalidValueError(f"stages is {stages}: 1 to {len(nodes)}, one a node, would be right")
     edges = [0, *(k for k in range(1, len(nodes)) if not nodes.blocks or nodes.blocks[k] != nodes.blocks[k - 1]), len(nodes)]
@@ -91,7 +92,8 @@ def _planner(planner: str | Planner, optimise: bool | None) -> tuple[str, Callab
 
 
 def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
-    """Batch -> nodes. A model's times are the cost model's at that batch; those of nodes grow with it."""
+    """A function from a micro-batch's size to its nodes: a model's times are the cost model's at that size, those of given nodes
+    are scaled."""
     if isinstance(model, GPTConfig):
         return lambda batch: model.nodes(micro_batch=batch, **arguments)
     given = [name for name, value in arguments.items() if value is not None]
@@ -100,14 +102,14 @@ def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
     if not isinstance(model, Nodes | Mapping):
         raise InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig, Nodes, or a dict of arrays would be right")
     nodes = Nodes.of(model)
-    if nodes.working_bytes is None:  # what is made again, or comes back, must be whole for a while
+    if nodes.working_bytes is None:  # recomputed or swapped-in activations are whole in memory for a while
         nodes = replace(nodes, working_bytes=nodes.activation_bytes)
     return lambda batch: nodes.scaled(float(batch))
 
 
 def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, planner: Any, costs: Any,
               seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> Callable[[int], Plan]:
-    """Batch -> tp.plan's for the engine."""
+    """A function from a micro-batch's size to ``tp.plan``'s plan for the engine."""
     from ..plan import plan
 
     if not isinstance(model, GPTConfig) or cluster is None:
@@ -125,7 +127,8 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
 
 
 def _largest(fit: Callable[[int], Any], most: int) -> tuple[int, Any, int]:
-    """(the largest that fits, its plan, those tried), by doubling and then halving the step; InfeasibleError where 1 does not."""
+    """(largest size that fits, its plan, number of sizes tried), by doubling and then bisection; InfeasibleError where 1 does not
+    fit."""
     low, found, high, tried = 1, fit(1), 2, 1  # low fits; high is untried, then known not to
 
     def tried_at(batch: int) -> Any:
@@ -155,16 +158,16 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
               optimise_memory: bool | None = None, mode: str = "physical", link_bandwidth_Bps: float | None = None,
               most: int = 1 << 20, costs: Any = None, seq_len: int | None = None, cluster: Any = None,
               executable: bool = False) -> MaxBatch:  # fmt: skip
-    """The largest micro-batch that a planner fits into ``memory_bytes`` a stage, by doubling and then halving the step.
+    """The largest micro-batch that a planner fits into ``memory_bytes`` a stage, by doubling and then bisection.
 
-    Bytes are those of the nodes, of which each may be recomputed or swapped alone: DawnPiper's account, which its tables compare.
-    This engine recomputes a layer's attention and FFN whole and has buffers besides, so that far fewer may fit in it (124M on 4
-    stages of 4 GiB, 8 micro-batches: 11 for 75); ``executable=True`` counts those.
+    Bytes are those of the nodes, each of which may be recomputed or swapped alone: DawnPiper's account, which its tables compare.
+    This engine recomputes a layer's attention and FFN as wholes and has buffers besides, so far fewer samples may fit in it (124M
+    on 4 stages of 4 GiB, 8 micro-batches: 11 instead of 75); ``executable=True`` counts by the engine.
 
     Args:
         model: a GPTConfig (with costs, seq_len, cluster as in its ``nodes``), or nodes of a micro-batch of ONE sample, whose
-            times, activations, cuts and working room grow in proportion. Where everything may be recomputed it is the
-            working room that ends it; nodes without working_bytes get their activation_bytes.
+            times, activations, cuts and working room grow in proportion. Where everything may be recomputed the working room
+            limits the size; nodes without working_bytes get their activation_bytes as working room.
         stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, mode, link_bandwidth_Bps: as of ``dawnpiper``.
         planner: "dawnpiper" (exact), "dawnpiper_binary", or a fixed partition: "uniform" (equal numbers of blocks),
             "compute" (equal times), "memory" (DawnPiper's Alg. 2); or a function with dawnpiper's arguments, of which the

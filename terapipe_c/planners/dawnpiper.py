@@ -1,4 +1,4 @@
-"""DawnPiper: nodes cut into stages that recompute and swap what their memory cannot hold (arXiv 2505.05856).
+"""DawnPiper (arXiv 2505.05856): a chain of nodes cut into stages, which recompute and swap what their memory cannot hold.
 
 The model of time and memory, and what "exact" means, are in csrc/plan/dawnpiper.h.
 """
@@ -32,17 +32,17 @@ class DawnPiperPlan(Answer):
     boundaries: list[int]
     """stages + 1 of them, 0 first, n last: stage k holds nodes boundaries[k] to boundaries[k + 1] - 1."""
     recompute: npt.NDArray[np.bool_]
-    """[n]: is what the node keeps thrown away and made again in the backward?"""
+    """bool [n]: nodes whose activations are dropped and recomputed in the backward."""
     swap_bytes: FloatArray
-    """[n] bytes of what the node keeps that go to the host and come back, each micro-batch."""
+    """[n] bytes of the node's activations that go to the host and come back, each micro-batch."""
     stage_time_s: FloatArray
-    """[stages] seconds of a micro-batch: forward, backward, and what recomputing and swapping add."""
+    """[stages] seconds of a micro-batch: forward, backward, and what recomputation and swaps add."""
     peak_memory_bytes: FloatArray
-    """[stages]"""
+    """[stages] bytes."""
     link_time_s: FloatArray
-    """[stages] seconds of the message behind each stage (0 without link_bandwidth_Bps)."""
+    """[stages] seconds of the message from each stage to the next (0 without link_bandwidth_Bps)."""
     period_s: float
-    """The largest of stage_time_s and link_time_s: seconds a micro-batch in the steady state. What is minimised."""
+    """The largest of stage_time_s and link_time_s: seconds a micro-batch in the steady state. This is minimised."""
     step_time_s: float
     """A whole step of micro_batches, simulated in the order of the schedule; pipedream, which never flushes: period_s."""
     lower_bound_s: float
@@ -172,13 +172,13 @@ def dawnpiper(
     optimizer_bytes and, if wanted, cut_bytes, cut_tensors, working_bytes. memory_bytes: of one stage (infinite: all fits).
     schedule: "1f1b", "gpipe" or "pipedream". Stage x (from 0) holds min(micro_batches, stages - x) copies of its activations
     under 1f1b, micro_batches under gpipe, stages - x (and as many versions of its weights) under pipedream; micro_batches None:
-    as many as stages. in_flight: [stages] copies of another order, no stage more than the one before it.
+    as many as stages. in_flight: [stages] copies that another order holds, never more than the stage before.
 
-    A stage recomputes whole tensors and swaps any bytes of others; swaps of up to swap_bandwidth_Bps times the stage's time
-    are free, out and in apart. With link_bandwidth_Bps a cut costs a period of its own, cut_bytes / link_bandwidth_Bps.
-    mode "paper" counts memory as the paper does: copies of activations, parameters and optimiser state. boundaries: that
-    partition instead of a search. optimise_memory False: nothing is recomputed or swapped. work_limit: partial sets that
-    the proof may meet (4 million); past it ``optimal`` is False and the bound still holds.
+    A stage recomputes whole tensors and swaps any number of bytes of others; up to swap_bandwidth_Bps times the stage's time swaps
+    are free, in each direction. With link_bandwidth_Bps a cut has a time of its own, cut_bytes / link_bandwidth_Bps, which the
+    period is no shorter than. mode "paper" counts memory as the paper does: copies of activations, parameters and optimiser state.
+    boundaries: judge this partition instead of searching. optimise_memory False: nothing is recomputed or swapped. work_limit:
+    partial sets that the proof may look at (4 million); past it ``optimal`` is False and the bound still holds.
 
     InvalidValueError or InvalidTypeError name the array, the node and its value; InfeasibleError the stage, the bytes it is short,
     and the memory_bytes that would do. Source: DawnPiper (Peng et al., arXiv 2505.05856), its model; the search is ours.
@@ -205,9 +205,9 @@ def dawnpiper_binary(
     """DawnPiper's own search (BiPar): binary cuts between the compute- and the memory-balanced position, Capuchin's choice
     of what to swap (FreeTime, one queue a direction) and to recompute (bytes saved a second).
 
-    Arguments and result as :func:`dawnpiper`; swaps take whole tensors and cost what the bus cannot hide. work_limit: stages
-    examined before it takes the best known (200 000). It may find no plan where one exists: InfeasibleError says so. Source:
-    DawnPiper (arXiv 2505.05856); Capuchin (Peng et al., ASPLOS 2020); what they leave open: csrc/plan/bipar.c.
+    Arguments and result as of :func:`dawnpiper`; swaps take whole tensors and cost the time that work does not hide. work_limit:
+    stages examined before it takes the best plan known (200 000). It may find no plan where one exists: InfeasibleError says so.
+    Source: DawnPiper (arXiv 2505.05856); Capuchin (Peng et al., ASPLOS 2020); what they leave open: csrc/plan/bipar.c.
     """
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
                  in_flight, optimise=flag(optimise_memory, "optimise_memory"), binary=True)  # fmt: skip
@@ -222,16 +222,16 @@ def memory_weights(stages: int, micro_batches: int | None = None, schedule: str 
 
 def memory_balanced(nodes: Nodes | Mapping[str, Any], stages: int, micro_batches: int | None = None,
                     schedule: str = "pipedream") -> list[int]:  # fmt: skip
-    """Boundaries of Alg. 2: a stage closes with the node at which activation, parameter and optimiser bytes since the last
-    boundary come to its share (:func:`memory_weights`) of all. stages + 1 of them, 0 first; no stage is empty. nodes: as of
-    :func:`dawnpiper`; InvalidValueError names the array and node."""
+    """Boundaries (stages + 1 of them, 0 first) of Alg. 2: a stage ends with the node at which its activation, parameter and
+    optimiser bytes reach its share (:func:`memory_weights`) of all bytes; no stage is empty. nodes: as of :func:`dawnpiper`;
+    InvalidValueError names the array and node."""
     count = integer(stages, "stages")
     flight = _one_of("schedule", schedule, _FLIGHTS)
     return list(_core.dawnpiper_balance(_arrays(nodes), count, _micros(micro_batches, count), flight, True))
 
 
 def compute_balanced(nodes: Nodes | Mapping[str, Any], stages: int) -> list[int]:
-    """Boundaries (stages + 1 of them, 0 first) where a stage closes with the node at which its forward and backward seconds come to
-    an equal share of all; no stage is empty. nodes: as of :func:`dawnpiper`; InvalidValueError names the array and node."""
+    """Boundaries (stages + 1 of them, 0 first): a stage ends with the node at which its forward and backward seconds reach an equal
+    share of all; no stage is empty. nodes: as of :func:`dawnpiper`; InvalidValueError names the array and node."""
     count = integer(stages, "stages")
     return list(_core.dawnpiper_balance(_arrays(nodes), count, 1, 0, False))

@@ -1,4 +1,4 @@
-"""Our own GPT as nodes: what each keeps is what the engine's stage keeps for a micro-batch (csrc/stage/layout.c)."""
+"""This package's GPT as nodes; each keeps for a micro-batch what the engine's stage keeps (csrc/stage/layout.c)."""
 
 from __future__ import annotations
 

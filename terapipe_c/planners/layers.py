@@ -45,7 +45,7 @@ class LayerVariant:
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A layer, in each of the ways that it may run."""
+    """A layer and its variants."""
 
     id: int
     variants: Mapping[int, Sequence[LayerVariant]]
@@ -55,7 +55,7 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerEdge:
-    """What one node sends another, by their ids, a micro-batch."""
+    """Bytes a micro-batch that one node sends to another, by their ids."""
 
     source: int
     target: int
@@ -64,7 +64,7 @@ class LayerEdge:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """What Piper plans: nodes, edges, devices, the memory of one, the bandwidth between them, micro-batches a batch."""
+    """Piper's input: nodes, edges, devices, memory of a device, bandwidth between devices, micro-batches a batch."""
 
     nodes: Sequence[LayerNode]
     edges: Sequence[LayerEdge]
@@ -86,7 +86,7 @@ class LayerGraph:
 
 @dataclass(frozen=True, eq=False)
 class LayerStage(Answer):
-    """Nodes that run together, and on what."""
+    """The nodes of one stage, their variants, and the devices that they run on."""
 
     nodes: list[int]
     """Ids, in the graph's order."""
@@ -97,9 +97,9 @@ class LayerStage(Answer):
     variants: list[str]
     """The chosen variant of each node."""
     time_s: float
-    """Per micro-batch, messages and the exchange of weights included."""
+    """Seconds per micro-batch, messages and the exchange of weights included."""
     memory_bytes: float
-    """Needed on each device."""
+    """Bytes needed on each device."""
 
     @property
     def devices(self) -> int:
@@ -108,7 +108,7 @@ class LayerStage(Answer):
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan(Answer):
-    """Stages in order, and what is known about them."""
+    """Stages in order, their time per sample, and what is proven about it."""
 
     stages: list[LayerStage]
     time_per_sample_s: float
@@ -123,9 +123,9 @@ class LayerPlan(Answer):
     pairs: int
     """Sets of nodes that may be a stage."""
     searches: int
-    """Thresholds that ``parallel_layers`` tried; of ``piper`` tables filled."""
+    """Thresholds that ``parallel_layers`` tried, or tables that ``piper`` filled."""
     knapsacks: int
-    """Choices of variants that were solved."""
+    """Problems of choosing variants that were solved."""
     planning_time_s: float
 
     @property
@@ -200,7 +200,7 @@ def _of_variant(node: LayerNode, degree: int, variant: LayerVariant) -> str:
 def _numbers(
     values: Sequence[Any], names: Sequence[str], node: LayerNode, degree: int, variant: LayerVariant
 ) -> Sequence[float]:
-    """Of a variant: themselves, where there is nothing to say of them, or each in its turn by its name."""
+    """A variant's numbers: as they are where all are plain numbers, else each checked under its own name."""
     if all(type(value) is float and 0.0 <= value <= _MOST for value in values):
         return values
     return [_number(value, f"{_of_variant(node, degree, variant)}: {name}") for value, name in zip(values, names, strict=True)]
@@ -234,7 +234,7 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
 
 
 def _are_ways(variants: Any) -> bool:
-    """Lists of variants by tensor degree, nothing else, as they mostly are: no text of what may be wrong need be made."""
+    """Whether these are lists of variants by tensor degree, as they mostly are: a quick test before any message is composed."""
     return type(variants) is dict and all(
         type(degree) is int and 1 <= degree < 2**31 and type(ways) is list
         and all(type(way) is LayerVariant and type(way.sync_bytes) is dict for way in ways) for degree, ways in variants.items()
@@ -242,7 +242,7 @@ def _are_ways(variants: Any) -> bool:
 
 
 def _check_ways(node: LayerNode) -> None:
-    """What variants are, before anything is read of one."""
+    """Check that a node's variants are lists of variants by tensor degree, before any is read."""
     if _are_ways(node.variants):
         return
     _is(node.variants, Mapping, f"{_called(node)}: variants", "a dict of lists of LayerVariants, by tensor degree,")
@@ -338,10 +338,10 @@ def piper(graph: LayerGraph, *, exhaustive: bool = False) -> LayerPlan:
     """Piper's dynamic programme as published (NeurIPS 2021, section 4): over downsets, devices and sums of replicas, with the
     authors' knapsack heuristic for the variants. Its memory grows with downsets x devices^2 x 18 bytes at most.
 
-    graph: of :func:`load_piper`, :func:`layer_graph` or made by hand; seconds of a micro-batch, bytes. exhaustive: solve all
-    stages, as the authors' programme does; otherwise those that the best plan cannot have, by the time that ``parallel_layers``
-    finds, are passed over, and like ones solved once: the same plan, sooner on all but the smallest graphs. InvalidValueError or
-    InvalidTypeError name the node, variant or edge; InfeasibleError the bytes that are short."""
+    graph: from :func:`load_piper`, :func:`layer_graph` or made by hand; seconds of a micro-batch, bytes. exhaustive: solve all
+    possible stages, as the authors' programme does; otherwise stages that the best plan cannot have, by the time that
+    ``parallel_layers`` finds, are skipped, and equal stages solved once: the same plan, sooner on all but the smallest graphs.
+    InvalidValueError or InvalidTypeError name the node, variant or edge; InfeasibleError the bytes that are short."""
     return _plan(graph, True, flag(exhaustive, "exhaustive"))
 
 
@@ -373,10 +373,10 @@ def layer_graph(
     param_bytes: FloatArray | Sequence[float] | None = None,
     bandwidth_Bps: float = 25e9,
 ) -> LayerGraph:
-    """The chain of blocks that the other planners plan, as a layer graph: one device a replica, variant "keep", and with
-    ``memory["recompute_s"]`` "recompute", which keeps nothing per micro-batch. comm_s a message becomes bytes at the bandwidth:
-    Piper counts a cut twice each way. memory["in_flight"]: every stage holds that many micro-batches, in an order that is not
-    1F1B's.
+    """The other planners' chain of blocks as a layer graph: one device a replica, variant "keep", and with
+    ``memory["recompute_s"]`` variant "recompute", which keeps nothing per micro-batch. A message's comm_s becomes bytes at the
+    bandwidth (Piper counts a cut twice each way). memory["in_flight"]: every stage holds so many micro-batches, in an order that is
+    not 1F1B's.
 
     fwd, bwd: [n] seconds of each block and micro-batch; devices: at most so many are used; micro_batches: of a step;
     param_bytes: [n] that replicas exchange, at bandwidth_Bps bytes a second; memory: limit_bytes of a device, and [n]

@@ -1,4 +1,4 @@
-"""A model as a chain of nodes: what the DawnPiper planners cut. From arrays, from a graph with edges, from JSON."""
+"""A model as a chain of nodes, which the DawnPiper planners cut: made from arrays, from a graph with edges, or from JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Edge = tuple[int, int, float]
 
 
 def _cut_of(nodes: int, edges: Sequence[Edge]) -> tuple[FloatArray, FloatArray]:
-    """An edge of no bytes beside others of its source is order alone: nothing stays alive for it."""
+    """(cut_bytes, cut_tensors) of each boundary. An edge without bytes, beside others of its source that have some, only orders its
+    ends: it keeps no tensor alive."""
     sending = {source for source, _, size in edges if size > 0}
     source, target, size = _edge_arrays([edge for edge in edges if edge[2] > 0 or edge[0] not in sending])
     return _core.graph_cuts(nodes, source, target, size)
@@ -42,8 +43,8 @@ def _edge_arrays(edges: Sequence[Edge]) -> tuple[Any, Any, FloatArray]:
 
 
 def remake_seconds(forward: FloatArray, kept: FloatArray, edges: Sequence[Edge]) -> FloatArray:
-    """Seconds to make again what each node keeps: its forward, and that of every source that keeps nothing itself, back to
-    those that do."""
+    """Seconds to recompute what each node keeps: its forward, and the forwards of its sources that keep nothing, back to those that
+    keep something."""
     sources: list[list[int]] = [[] for _ in forward]
     for source, target, _ in edges:
         sources[target].append(source)
@@ -71,25 +72,25 @@ class Nodes:
     bwd_s: FloatArray
     """Seconds of the backward (both gradients)."""
     recompute_s: FloatArray
-    """Seconds to make again what the node keeps."""
+    """Seconds to recompute what the node keeps."""
     activation_bytes: FloatArray
-    """What the node keeps from its forward to its backward."""
+    """Bytes that the node keeps from its forward to its backward."""
     param_bytes: FloatArray
-    """Its parameters (a gradient is as large)."""
+    """Bytes of its parameters (their gradients take as many)."""
     optimizer_bytes: FloatArray
-    """State of the optimiser beside parameters and gradients."""
+    """Bytes of optimiser state, besides parameters and gradients."""
     cut_bytes: FloatArray | None = None
-    """What would cross a stage boundary behind the node, one way (the gradient is as large the other way)."""
+    """Bytes that would cross a stage boundary after the node, one way (the gradient takes as many the other way)."""
     cut_tensors: FloatArray | None = None
-    """How many tensors would cross there."""
+    """Tensors that would cross there."""
     working_bytes: FloatArray | None = None
-    """Room that the node needs while it runs or is made again; a stage has the largest of its nodes', once."""
+    """Bytes that the node needs only while it runs or is recomputed; a stage needs the largest of its nodes', once."""
     names: tuple[str, ...] = ()
     """Names, one a node, or none."""
     blocks: tuple[int, ...] = ()
     """The block of the model (``GPTConfig.blocks``) that each node belongs to, or none."""
     edges: tuple[Edge, ...] = ()
-    """(source, target, bytes): the graph that the chain was made of, in places of the chain, or none."""
+    """(source, target, bytes) of the graph that the chain was made from, nodes numbered as in the chain; or none."""
 
     def __post_init__(self) -> None:
         for key in NEEDED + OPTIONAL:
@@ -140,7 +141,7 @@ class Nodes:
 
     @classmethod
     def of(cls, nodes: Any) -> Nodes:
-        """Nodes as they are, or from a dict of arrays; what is missing or unknown is named."""
+        """Nodes as they are, or made from a dict of arrays; a ValueError names what is missing or unknown."""
         if isinstance(nodes, Nodes):
             return nodes
         if not isinstance(nodes, Mapping):
@@ -161,9 +162,9 @@ class Nodes:
         """A chain from a graph: ``nodes`` as for :meth:`of` in any order, ``edges`` (source, target[, bytes]) by number or
         by name; without bytes an edge carries the source's activation_bytes.
 
-        The order is DawnPiper's: depth, then the start of the forward where everything runs as early as it can, then as
-        given. cut_bytes and cut_tensors are what crosses each boundary; a tensor of several readers counts once, and reaches
-        those alone that have bytes of it, if any have. A cycle is a ValueError that names its nodes.
+        The order is DawnPiper's: by depth, then by the start of the forward if everything runs as early as it can, then as given.
+        cut_bytes and cut_tensors are what crosses each boundary; a tensor with several readers counts once, and if any of its
+        edges have bytes only those readers need it. A cycle is a ValueError that names its nodes.
         """
         if not isinstance(nodes, Mapping):
             raise InvalidTypeError(f"nodes is {type(nodes).__name__}: a dict of float64 [n] arrays would be right")
@@ -201,7 +202,7 @@ class Nodes:
                    blocks=tuple(given.blocks[k] for k in order) if given.blocks else ())  # fmt: skip
 
     def scaled(self, factor: float) -> Nodes:
-        """The same with micro-batches ``factor`` times as large: times, activations, cuts and working room grow with them."""
+        """The nodes with micro-batches ``factor`` times as large: times, activations, cuts and working room grow in proportion."""
         grown: dict[str, Any] = {key: self[key] * factor for key in _PER_SAMPLE if getattr(self, key) is not None}
         return replace(self, **grown, edges=tuple((s, t, size * factor) for s, t, size in self.edges))
 

@@ -1,4 +1,4 @@
-"""Token slices (TeraPipe): how the batch and the tokens of each sequence are cut. Times are seconds.
+"""TeraPipe's token slices: how are the batch and the tokens of each sequence cut for equal stages? Times are seconds.
 
 A slice cost is one of
 
@@ -39,7 +39,7 @@ _UNITS_IN_A_SECOND = 16384  # up to here the exact search takes well under a sec
 
 @runtime_checkable
 class SliceCosts(Protocol):
-    """What the slice planners ask of a cost model."""
+    """The method of a cost model that the slice planners call."""
 
     def slice_cost(self, seq_len: int, granularity: int, phase: str) -> dict[str, Any]:
         """Costs in units of ``granularity`` tokens for ``seq_len // granularity`` units; phase fwd, bwd or both."""
@@ -109,8 +109,8 @@ class BatchSlicePlan(_Search):
 
     slicing: list[tuple[int, list[int]]]
     flushes: list[int]
-    """Sequences that are in the pipeline together, one entry for each time that it is filled and emptied; the groups of
-    ``slicing`` in order belong to them."""
+    """Sequences in the pipeline together, one number for each time that it is filled and drained; they take the groups of
+    ``slicing`` in order."""
 
     def __repr__(self) -> str:
         groups = ", ".join(f"({batch}, {runs(lengths)})" for batch, lengths in self.slicing)
@@ -160,7 +160,7 @@ def _default_granularity(seq_len: int) -> int:
 
 
 def core_cost(cost: Any, unit: tuple[int, int] | None, phase: str, what: str) -> _Core:
-    """A table, or a cost model asked for its costs."""
+    """A slice cost as the core takes it, from a table or from a cost model."""
     if not hasattr(cost, "slice_cost"):
         if isinstance(cost, tuple) and len(cost) == 4:
             return (array(cost[0], what), array(cost[1], what), float(cost[2]), float(cost[3]))
@@ -217,8 +217,9 @@ def _overlapped(
     forward: _Core, backward: _Core | None, message: _Core, stages: int, found: tuple[Any, ...], longest: int, memory: Any,
     limit_s: float
 ) -> tuple[Any, ...]:
-    """Some message takes longer than its slice: ``found`` is the best of a lower bound. The machines are then 2 K - 1. The search
-    among them counts its work; limit_s (0: none) is as much as that takes on a slow processor."""
+    """The plan where some message takes longer than its slice, so that ``found``, the optimum of sum + (K - 1) max, is only a lower
+    bound: a flow shop of 2 K - 1 machines, stages and links. Its search is limited by counted work; limit_s (0: none) is as much as
+    that takes on a slow processor."""
     if stages > _SHOP_STAGES:
         raise _core.InvalidValueError(f"stages is {stages}: where a message takes longer than its slice at most {_SHOP_STAGES} are "
                                       "possible")
@@ -238,7 +239,7 @@ def _overlapped(
         return latency, total, largest
 
     lengths, bound, seconds = found[0][0][1], found[4], found[10]
-    least = found[3] if found[5] else bound  # of one that is proven the bound lies below by the rounding of its sums
+    least = found[3] if found[5] else bound  # a proven plan's own latency: its bound is less by the rounding of sums
     if judge(lengths)[0] > least * near:
         shop = machine_plan([forward] * stages, None if backward is None else [backward] * stages, message, longest=longest,
                             memory=memory, work=max(1, int(min(_SHOP_WORK, limit_s * _SHOP_RATE))) if limit_s > 0 else 0)
@@ -276,15 +277,15 @@ def slice_tokens(
 
     t: float64 [n + 1, n + 1] seconds, or a cost model with seq_len (tokens) and granularity (tokens a unit; None:
     chosen so that planning stays under a second). With ``bwd`` (a second table, a cost model, or True for the backward
-    costs of the cost model t), forward and backward are apart: ``sum(f_i + b_i) + (stages - 1) (max f_i + max b_i)``.
-    max_slice caps the slice length, in the units of the result; memory what a slice may hold while it runs (a SliceMemory
-    or a dict of its fields).
+    costs of the cost model t) forward and backward count separately: ``sum(f_i + b_i) + (stages - 1) (max f_i + max b_i)``.
+    max_slice limits the slice length, in the units of the result; memory limits the bytes that a slice holds while it runs (a
+    SliceMemory or a dict of its fields).
 
-    comm: seconds that a slice's message is on its link beside the work of the stages: float64 [n + 1] by slice length, a
-    table or cost model as t, or True for the cost model's own links (messages that stages wait for belong into t instead).
-    Where no message takes longer than its slice the latency is ``sum(t_i) + (stages - 1) max(t_i + x_i)``, and the optimum
-    is exact; elsewhere it is evaluated exactly, and ``optimal`` says whether the bound proves it. ``max_s`` is the largest
-    t_i + x_i.
+    comm: seconds that a slice's message spends on its link while the stages work: float64 [n + 1] by slice length, a table or
+    cost model as t, or True for the cost model's own links (messages that stages wait for belong into t instead). Where no
+    message takes longer than its slice the latency is ``sum(t_i) + (stages - 1) max(t_i + x_i)``, x_i the message's seconds, and
+    the optimum is exact; elsewhere the latency is evaluated exactly, and ``optimal`` says whether the bound proves the plan.
+    ``max_s`` is the largest t_i + x_i.
 
     gap: end the search when the plan is proven within this fraction of the optimum (one more dynamic programme for each
     better plan); for sequences too long to solve. time_limit_s: the best plan by then, with its bound (None: no limit). isa is
@@ -327,10 +328,9 @@ def slice_tokens(
 def slice_tokens_for(t: Any, stages: Sequence[int], **options: Any) -> list[SlicePlan]:
     """:func:`slice_tokens` for several numbers of equal stages with the same slice costs, one plan each, in that order.
 
-    The least latency is concave in the stages: where the plans of two numbers are the same slicing, no number in between needs a
-    search of its own. With ``comm``, where latencies are no sum and maximum of the same times (one stage sends nothing, a message
-    may take longer than its slice), each number has one. Arguments and errors as there.
-    """
+    The least latency is concave in the number of stages: where two numbers get the same slicing, no number in between needs a
+    search of its own. With ``comm`` each number has its own search, because latencies are then no sum and maximum of the same times
+    (one stage sends nothing, a message may take longer than its slice). Arguments and errors as of :func:`slice_tokens`. """
     counts = sorted({integer(k, "a number of stages") for k in listed(stages, "stages", "numbers of stages")})
     if not counts:
         return []
@@ -380,13 +380,13 @@ def slice_batch_and_tokens(
     take the least ``sum + (stages - 1) * max``, exactly (the papers' knapsack pays the maximum once a group).
 
     t: float64 [batch + 1, n + 1, n + 1]: t[b, s, c] seconds of s units of b sequences at once, t[0] is not read; or a
-    cost model with ``slice_cost_batched(batch, seq_len, granularity)``. max_group caps the sequences of a group,
-    max_slice the slice length, memory what a slice of a group may hold while it runs (group times what it says).
+    cost model with ``slice_cost_batched(batch, seq_len, granularity)``. max_group limits the sequences of a group, max_slice the
+    slice length, memory the bytes that a slice holds while it runs (given for one sequence: a group's take so many times as much).
 
-    max_in_flight: no more sequences are in the pipeline at once (their activations are kept until the backward pass): it is
-    then filled and emptied several times, ``flushes``, whose latencies add up; the best split is exact too.
+    max_in_flight: most sequences in the pipeline at once (their activations are kept until the backward pass): it is then filled
+    and drained several times, ``flushes``, whose latencies add up; the best split is exact, too.
 
-    time_limit_s, isa and errors as of :func:`slice_tokens`. Source: TeraPipe (Li et al., ICML 2021), its objective put right.
+    time_limit_s, isa and errors as of :func:`slice_tokens`. Source: TeraPipe (Li et al., ICML 2021), its objective corrected.
     """
     sequences, count = integer(batch, "batch"), integer(stages, "stages")
     if sequences < 1:

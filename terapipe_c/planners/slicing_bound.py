@@ -1,4 +1,4 @@
-"""What no slicing and no order of a step can beat, for given stages, ranks and sizes of micro-batches."""
+"""A lower bound on a step over all slicings and all orders, for given stages, ranks and sizes of micro-batches."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def slicing_bound(
     ranks None: one stage a rank); the first ``ranks`` stages are on as many ranks in order.
 
     partition: (first block, last block + 1) of each stage; micro_batches: sequences of each; update_s: seconds of each stage's
-    update (None: the costs'); links: of messages that leave a node. Each rank must be reached by a first slice and do all its
-    work; or do all its forwards and input gradients, and the last one's goes home to the first stage. For each of both, one
-    shortest path over the cuts. Weight gradients may be put off at will, waits between slices and between micro-batches are not
-    seen, the exchange of a tied embedding is not counted, nor are halves of sliced-1f1b.
+    update (None: the costs'); links: of messages that leave a node. Two bounds for each rank, each a shortest path over the cuts: a
+    first slice must reach the rank, which then does all its work; or the rank does all its forwards and input gradients, and the
+    last of these must travel back to the first stage. Not counted: weight gradients that could wait, waits between slices and
+    between micro-batches, the exchange of a tied embedding, halves of sliced-1f1b.
     """
     from ..planning.request import check_partition
 
@@ -92,8 +92,8 @@ def _size(
     model: GPTConfig, costs: CostModel, blocks: Any, batch: int, tokens: int, unit: int, ranks: int, rank_of: Sequence[int],
     links: Links, less: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray | None]:
-    """all, core, head, tail, fixed, slope of micro-batches of ``batch`` sequences: what ``_core.slicing_bound`` reads. less: of
-    each rank, seconds that a micro-batch is not to count."""
+    """(all, core, head, tail, fixed, slope) of micro-batches of ``batch`` sequences, as ``_core.slicing_bound`` reads them. less:
+    [ranks] seconds a micro-batch to leave out."""
     stages, n, over = len(blocks), tokens // unit, costs.overhead_s
     S = unit * np.arange(n + 1.0)
     first = _seconds(costs, S, 0.0, batch)
@@ -140,15 +140,15 @@ def _seconds(costs: CostModel, S: Any, C: Any, batch: int) -> FloatArray:
 
 
 def _by_table(costs: CostModel) -> bool:
-    """A curve that falls with the context has no line below it that :func:`_below` would find."""
+    """Whether costs need tables: :func:`_below` finds no line below a curve that falls with the context."""
     return costs.has_tables or any(c.a2 < 0 or c.a3 < 0 for c in costs.curves.values())
 
 
 def _below(
     costs: CostModel, weights: FloatArray, first: FloatArray, S: FloatArray, tokens: int, batch: int, unit: int
 ) -> tuple[FloatArray, FloatArray]:
-    """G0, G1 [ranks, 2, 2, n + 1] and a2, a3 of both [ranks, 4], nowhere above the seconds: curves are cut off at 0, so that
-    they are convex in the context, and touch their line where the context is largest."""
+    """G0, G1 [ranks, 2, 2, n + 1] and both a2, a3 [ranks, 4] that are nowhere above the seconds: curves are clipped at 0, so they
+    are convex in the context, and touch these lines where the context is largest."""
     context = np.array([[(costs.curves[k, p].a2 * batch * unit, costs.curves[k, p].a3 * batch * unit**2) for p in PHASES]
                         for k in KINDS])  # fmt: skip
     slope = np.einsum("rikp,kpa->ria", weights, context)
@@ -163,7 +163,8 @@ def _below(
 
 
 def plan_slicing_bound(judge: Any, candidate: Any, unit: int) -> float | None:
-    """Of the terapipe planners' result; None where it does not apply or the cuts are too many to look at in a moment."""
+    """The bound for a plan's stages and micro-batches; None where it does not apply, or where there are too many cuts to look at in
+    a moment."""
     cuts = math.gcd(unit, *(n for _, lengths in candidate.slicing for n in lengths))
     tokens = sum(candidate.slicing[0][1])
     work = (tokens // cuts) ** 2 * judge.ranks * len({b for b, _ in candidate.slicing})

@@ -1,4 +1,4 @@
-"""Token slices through stages of unequal times, and the flow shop that they are. Times are seconds."""
+"""Token slices for stages of unequal times, which are jobs of a permutation flow shop. Times are seconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
 
 @dataclass(frozen=True)
 class SliceMemory:
-    """What a slice of ``s`` tokens (units, for a table) after ``c`` of context holds while it runs on a stage, a sequence:
-    ``row_bytes s + pair_bytes s (s + c) + context_bytes (s + c)``, and how much it may."""
+    """Bytes that a slice of ``s`` tokens (units, for a table) after ``c`` of context holds while it runs on a stage, for each
+    sequence: ``row_bytes s + pair_bytes s (s + c) + context_bytes (s + c)``; and their limit."""
 
     limit_bytes: float
     row_bytes: float = 0.0
@@ -27,7 +27,7 @@ class SliceMemory:
     context_bytes: float = 0.0
 
     def in_units(self, tokens: int) -> tuple[float, float, float, float]:
-        """The same for lengths in units of so many tokens."""
+        """(limit, row, pair, context) for lengths in units of ``tokens`` tokens."""
         limit, row, pair, context = (number(getattr(self, f"{part}_bytes"), f"{part}_bytes", "a number of bytes")
                                      for part in ("limit", "row", "pair", "context"))  # fmt: skip
         if not limit > 0.0:
@@ -36,7 +36,7 @@ class SliceMemory:
 
 
 def held_in_units(memory: SliceMemory | Mapping[str, float] | None, tokens: int) -> tuple[float, float, float, float] | None:
-    """What the core asks of the argument ``memory``; a dict is one of SliceMemory's fields."""
+    """The argument ``memory`` (a SliceMemory, or a dict of its fields) as the core takes it."""
     known = ("limit_bytes", "row_bytes", "pair_bytes", "context_bytes")
     if isinstance(memory, Mapping):
         if memory.keys() - set(known) or "limit_bytes" not in memory:
@@ -59,7 +59,7 @@ class UnevenSlicePlan(Answer):
     lower_bound_s: float
     """No slicing is faster."""
     optimal: bool
-    """Proven. False above 256 units, or where the work ended before the proof, unless the bound closes the gap."""
+    """Proven optimal. False above 256 units, or where the work ended before the proof, unless the bound closes the gap."""
     stages: int
     labels: int
     """Labels that the exact search made."""
@@ -108,7 +108,7 @@ Core = FloatArray | tuple[FloatArray, FloatArray, float, float]
 def machine_plan(
     forward: Sequence[Core], backward: Sequence[Core] | None, comm: Core | None, *, longest: int, memory: Any, work: int
 ) -> tuple[Any, ...]:
-    """The core's answer for stages with these costs, and links with that one between them."""
+    """The core's answer for stages with these costs and links with cost ``comm`` between them."""
     distinct: list[Core] = []
     names: list[str] = []
     index: dict[Any, int] = {}
@@ -152,11 +152,11 @@ def slice_uneven(
     """The slicing of one sequence with the least makespan through stages of unequal times.
 
     tables: one slice cost a stage, as ``slice_tokens`` takes them: float64 [K, n + 1, n + 1], or a sequence of tables or
-    cost models (seq_len and granularity then as there). bwd: as many for the backward pass, which begins when the last
-    stage ends its forwards; the latency is that of both. comm: one more cost, a slice's seconds on each link between two
-    stages, beside their work. Up to 256 units the optimum is proven if ``work`` (extensions of a label by one machine; 0:
-    4e8) suffices; above, the slicing is a local optimum of boundary moves, evaluated exactly, which is no slower than that of a
-    granularity that this one divides. ``lower_bound_s`` is proven either way. Deterministic: no clock is read.
+    cost models (with seq_len and granularity as there). bwd: as many for the backward pass, which begins when the last stage ends
+    its forwards; the latency is that of both. comm: one more cost, a slice's seconds on each link between two stages, while these
+    work. Up to 256 units the optimum is proven if ``work`` (extensions of a label by one machine; 0: 4e8) suffices; above, the
+    slicing is a local optimum of boundary moves, evaluated exactly, and no slower than that of any granularity that is a multiple
+    of this one. ``lower_bound_s`` is proven either way. Deterministic: no clock is read.
 
     max_slice, memory and errors as of ``slice_tokens``.
     """
@@ -187,10 +187,10 @@ def slice_uneven(
 
 
 def flow_shop_time(times: Any) -> float:
-    """The makespan of jobs that pass machines in order: times float64 [jobs, machines] seconds, every machine takes the jobs
-    in their order (a permutation flow shop). Slices through stages are one; with links as machines in between, slices whose
-    messages travel beside the work. In seconds; InvalidValueError names a cell that is negative or not finite, or says that they
-    add up to more than a double holds."""
+    """Makespan in seconds of a permutation flow shop: jobs pass all machines, every machine takes the jobs in their order. times:
+    float64 [jobs, machines] seconds. Slices through stages are such jobs; so are slices whose messages overlap with work, with
+    links as machines between the stages. InvalidValueError names a cell that is negative or not finite, or says that the cells sum
+    to more than a double holds."""
     cells = array(times, "times")
     if cells.ndim == 2 and cells.size and not (np.isfinite(cells) & (cells >= 0)).all():
         m, q = np.argwhere(~(np.isfinite(cells) & (cells >= 0)))[0]
