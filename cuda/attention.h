@@ -50,7 +50,7 @@ tp_status
 tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args);
 tp_status
 tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args);
-/* What tp_cuda_attention_force was last told. */
+/* The last argument of tp_cuda_attention_force. */
 int
 tp_attention_forced(void);
 tp_status

@@ -6,10 +6,10 @@
 
 #include "cuda/attention.h"
 
-/* What the tiles of a head read over and over, K and V or Q and dO, shall stay in the L2 cache, of which 32 MB are right for 50
- * (Dao-AILab/flash-attention, hopper/tile_scheduler.hpp). Blocks begin in the order x, y, z: of so many heads as fit (x) the
- * longest tiles first (y), then of the next (z). All heads at once would stream theirs from memory for every tile: 2 x 64 rows of
- * 128 bf16 for 64 queries are 64 FLOP a byte. */
+/* Bytes of the L2 cache in which to keep what all tiles of a head read again, K and V or Q and dO: 32 MB of a 50 MB cache (as in
+ * Dao-AILab/flash-attention, hopper/tile_scheduler.hpp). Blocks begin in the order x, y, z: a group of as many heads as fit (x),
+ * their longest tiles first (y), then the next group (z). All heads at once would stream theirs from memory for every tile: 2 x 64
+ * rows of 128 bf16 for 64 queries are 64 FLOP a byte. */
 #ifndef TP_CUDA_CACHED_BYTES
 #define TP_CUDA_CACHED_BYTES (32 << 20)
 #endif
@@ -23,7 +23,7 @@ attention_grid(const tp_attention_args *args, int64_t tiles, int64_t rows)
     return tp_grid3((args->items + groups - 1) / groups, tiles, groups);
 }
 
-/* Of the last group some may be too many. */
+/* The (sequence, head) of this block; in the last group it may be beyond the last one. */
 TP_DEVICE int
 attention_item(void)
 {
@@ -39,8 +39,8 @@ attention_round(uint32_t *f, const float *acc, int n)
         f[i] = tp_pack_bf16(acc[2 * i], acc[2 * i + 1]);
 }
 
-/* One m16 group: scores s [n / 8][4] -> probabilities relative to the rows' new maxima; what was summed before is to be taken
- * times factor[2], as sum is. */
+/* One m16 group, a step of the online softmax: scores s [n / 8][4] become probabilities relative to the rows' new maxima. The
+ * caller multiplies earlier sums of outputs by factor[2], as is done here with sum. */
 TP_DEVICE void
 attention_softmax(float *s, int n, float *top, float *sum, float *factor, float scale2)
 {
@@ -76,7 +76,8 @@ attention_rescale(float *out, int n, const float *factor)
         out[i] *= factor[i >> 1 & 1];
 }
 
-/* One m16 group of queries from t, whose keys are all summed: writes lse of those of the slice; what out is to be taken times. */
+/* One m16 group of queries from t, after its last key: writes lse for those of the slice, and to factor what the caller multiplies
+ * out by. */
 TP_DEVICE void
 attention_finish(float *factor, const tp_attention_args *a, int64_t stat, int t, const float *top, const float *sum)
 {
@@ -104,7 +105,7 @@ attention_mask(float *s, int t, int key, int n, float hidden)
             s[i] = hidden;
 }
 
-/* One m16 group of queries (rows): scores s -> P, of the rows' log2 of the sum of exponents. */
+/* One m16 group of queries (rows): scores s become P. less: the rows' log2 of the sums of exponentials. */
 TP_DEVICE void
 attention_probabilities_rows(float *s, int n, const float *less, float scale2)
 {
@@ -122,7 +123,7 @@ attention_gradient_rows(float *p, const float *dp, int n, const float *delta)
         p[i] *= dp[i] - delta[i >> 1 & 1];
 }
 
-/* The same of keys (rows) with queries (columns), whose lse and delta begin there; dS in the place of dP. */
+/* The same for keys (rows) and queries (columns), at whose lse and delta the pointers stand; dS replaces dP. */
 TP_DEVICE void
 attention_probabilities_columns(float *s, int n, const float *lse, float scale2)
 {

@@ -7,7 +7,7 @@
 #include "cuda/device.h"
 
 typedef struct {
-    void *of; /* whose slot it comes in: a channel, or a sender's outbox, as the sender says */
+    void *of; /* owner of the slot that it comes in: a channel ("nccl"), or a sender's outbox ("inproc") */
     int64_t number;
     size_t bytes;
 } tp_cuda_note;
@@ -15,10 +15,10 @@ typedef struct {
 typedef struct {
     void *data;
     size_t bytes;
-    tp_cuda_note said; /* where it is until it is taken: control may write it */
+    tp_cuda_note said; /* the sender's note about the message; the host's communicator may write it until the message is taken */
 } tp_cuda_receive;
 
-/* Of one peer, the oldest first. */
+/* The receives posted from one peer, the oldest first. */
 typedef struct {
     tp_cuda_receive items[TP_COMM_POSTED];
     unsigned first, count;
@@ -39,20 +39,20 @@ typedef struct tp_cuda_comm {
 TP_MUST_USE tp_status
 tp_cuda_comm_open(size_t bytes, const tp_comm_ops *ops, tp_comm *control, tp_region *region, size_t message_bytes,
                   tp_cuda_comm **out);
-/* Frees it; what is the device's has been given back. */
+/* Free it, after everything on the device has been given back. */
 void
 tp_cuda_comm_close(tp_cuda_comm *c);
-/* tp_comm_ops.bind up to what each makes on the device: takes the device and its compute stream; device NULL: calls `release`
- * if there is a device, which gives back all that is its. EVALUE: it has one already. */
+/* The common part of tp_comm_ops.bind: take the device and its compute stream. device NULL: unbind, which calls `release`, if there
+ * is a device, to give back everything on it. EVALUE: bound already. */
 TP_MUST_USE tp_status
 tp_cuda_comm_bind(tp_cuda_comm *c, void *device, void (*release)(tp_cuda_comm *));
-/* Before a message: EVALUE, no such peer or no device yet; EABORTED. */
+/* Check before a message: EVALUE: no such peer, or no device yet; EABORTED. */
 TP_MUST_USE tp_status
 tp_cuda_comm_ready(const tp_cuda_comm *c, int peer);
-/* Note one more receive from the peer, the last; EVALUE: no more fit. */
+/* Append a receive to those posted from the peer. EVALUE: there is no room for more. */
 TP_MUST_USE tp_status
 tp_cuda_comm_post(tp_cuda_comm *c, int peer, void *data, size_t bytes, tp_cuda_receive **out);
-/* Take the note of the oldest: it is good until the next is posted. EVALUE: there is none. */
+/* Take the oldest receive posted from the peer; *out is good until the next is posted. EVALUE: there is none. */
 TP_MUST_USE tp_status
 tp_cuda_comm_take(tp_cuda_comm *c, int peer, tp_cuda_receive **out);
 /* tp_comm_ops.allgather: control's. */

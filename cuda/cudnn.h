@@ -13,8 +13,8 @@
 
 typedef struct tp_cudnn tp_cudnn;
 
-/* For one stream of the device. workspace [bytes], on the device, aligned to 256 bytes: may be shared with what else runs on
- * the stream. ERUNTIME: cuDNN is missing, too old, or cannot be begun with (says where it was looked for). */
+/* Open cuDNN for one stream of the device. workspace: [bytes] on the device, aligned to 256 bytes; other work on the stream may
+ * share it. ERUNTIME: cuDNN is missing, too old, or does not start (says where it was looked for). */
 TP_MUST_USE tp_status
 tp_cudnn_open(tp_cuda_device *device, tp_stream stream, void *workspace, size_t bytes, tp_cudnn **out);
 /* NULL is allowed. */
@@ -29,12 +29,12 @@ tp_cudnn_has(const tp_cudnn *cudnn, const tp_attention *shape);
 /* As tp_cuda_attention_forward in bf16, of a shape that cuDNN has. */
 TP_MUST_USE tp_status
 tp_cudnn_forward(tp_cudnn *cudnn, const tp_attention *shape, const void *q, const void *k, const void *v, void *o, float *lse);
-/* Run a shape that cuDNN has beside our kernel, once for each, and leave it to ours if they differ by more than rounding: a
- * graph that is taken may yet be computed otherwise. q, k, v: numbers about 1; all of o [T, B, H D] and lse is overwritten, with
- * poison around the slice. ERUNTIME: the device failed. */
+/* Run a shape that cuDNN has once by cuDNN and once by our kernel, and leave it to ours if the results differ by more than
+ * rounding: cuDNN may accept a graph and yet compute something else. q, k, v: numbers about 1; all of o [T, B, H D] and lse is
+ * overwritten, with poison around the slice. ERUNTIME: the device failed. */
 TP_MUST_USE tp_status
 tp_cudnn_check(tp_cudnn *cudnn, const tp_attention *shape, const void *q, const void *k, const void *v, void *o, float *lse);
-/* What computes attention, and of which shapes and why not cuDNN. Good until the next prepare or check. */
+/* Text: what computes attention, for which shapes it is not cuDNN, and why. Good until the next prepare or check. */
 const char *
 tp_cudnn_caveat(const tp_cudnn *cudnn);
 

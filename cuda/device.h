@@ -33,7 +33,7 @@ tp_dtype_bytes(tp_dtype dtype)
 /* ---- the machine ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    int index, major, minor; /* compute capability major.minor */
+    int index, major, minor; /* number of the device; its compute capability is major.minor */
     int multiprocessors, clock_khz, memory_clock_khz, memory_bus_bits;
     uint64_t total_bytes, free_bytes; /* of device memory, when it was asked; free: as far as NVML says */
     uint64_t shared_bytes;            /* a block's shared memory, opted in */
@@ -78,9 +78,9 @@ typedef struct tp_cuda_kernel {
     const void *kernel;
     struct tp_cuda_kernel *next;
 } tp_cuda_kernel;
-/* A kernel of ours, kept for good: tp_cuda_open loads those that are known, so that a step loads none. CUDA loads a kernel when it is first
- * launched, and may then wait for all that runs, a kernel that waits for a message too (CUDA Programming Guide, "Lazy Loading",
- * concurrent execution). Not in the emulated build, which has nothing to load. */
+/* A kernel of ours, kept for good: tp_cuda_open loads those that are known, so that a step loads none. CUDA loads a kernel when it
+ * is first launched, and may then wait for all that runs, a kernel that waits for a message too (CUDA Programming Guide, "Lazy
+ * Loading", concurrent execution). Not in the emulated build, which has nothing to load. */
 void
 tp_cuda_know(tp_cuda_kernel *kernel);
 /* Waits for the streams; NULL is allowed. What was allocated is the caller's to free before. */
@@ -91,8 +91,8 @@ tp_cuda_device_properties(const tp_cuda_device *device);
 /* Multiprocessors that this device's streams run on: the partition's, or all. */
 int
 tp_cuda_multiprocessors(const tp_cuda_device *device);
-/* Of these, how many kernels may hold that wait for messages while others run: a communicator tells; 0 at first. Asked for, half at
- * most. */
+/* Say how many of these multiprocessors may be held by kernels that wait for messages while others run: a communicator does; 0 at
+ * first. tp_cuda_held gives it back, at most half of them. */
 void
 tp_cuda_hold(tp_cuda_device *device, int multiprocessors);
 int

@@ -9,7 +9,7 @@
 
 #define POLL_NS 5000 /* a moment of a stage is hundreds of microseconds */
 
-/* What a sender keeps for one receiver. */
+/* The message slots that a sender keeps for one receiver. */
 typedef struct {
     void *slot[TP_INPROC_SLOTS];
     tp_cuda_event filled[TP_INPROC_SLOTS]; /* recorded by the sender, so its device's */
@@ -41,7 +41,7 @@ close_box(inproc_comm *c, outbox *box)
     free(box);
 }
 
-/* All that is the device's. Whoever ends a run in peace has had the last all-gather, which came after every copy. */
+/* Give back everything on the device. A run that ends without error has ended with an all-gather, which comes after every copy. */
 static void
 release(tp_cuda_comm *base)
 {

@@ -38,7 +38,7 @@ channel_of(nccl_comm *c, int peer, uint64_t tag, int sends, nccl_channel **out)
 
 /* ---- guests: without a copy ---- */
 
-/* The channel's stream comes after what the compute stream has now; its operation i has its event. */
+/* Order a guest's message after all work that the compute stream has now. */
 static tp_status
 begin_guest(nccl_comm *c, nccl_channel *ch)
 {
@@ -79,7 +79,8 @@ nccl_reclaim(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes)
     return tp_cuda_event_wait(c->base.device, ch->done[(loan - 1) % NCCL_GUESTS], c->base.compute);
 }
 
-/* Where it lands a guest of the other direction may have lain, whose end its rank's program has not waited for. */
+/* Receive a guest right into the stage's memory. A guest of the other direction may have been sent from there, and this rank's
+ * program has not waited for the end of that send. */
 static tp_status
 receive_guest(nccl_comm *c, nccl_channel *ch, void *data, size_t bytes)
 {
@@ -129,7 +130,7 @@ nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
     return TP_OK;
 }
 
-/* Guests alone: what goes through a slot is copied. */
+/* Lend memory for a message: only for guests, all other messages are copied into a slot. */
 static tp_status
 nccl_lend(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes, uint64_t *loan)
 {
@@ -195,7 +196,8 @@ typedef struct {
     int other; /* rank within the communicator */
 } line;
 
-/* To the peer: of a twin that of all twins, else of the channels that both have down the first, which is the same on both ends. */
+/* The communicator for an exchange with the peer: the twins' if it is a twin, else that of the first channel down between the two,
+ * which is the same at both ends. */
 static tp_status
 line_of(nccl_comm *c, int peer, line *out)
 {
@@ -215,7 +217,8 @@ line_of(nccl_comm *c, int peer, line *out)
     return tp_fail(TP_EVALUE, "rank %d and rank %d do not talk: the communicator was made without this pair", rank, peer);
 }
 
-/* With the lock held: one group, so that neither direction waits for the other. Both ends know where there is nothing to send. */
+/* With the lock held: send and receive in one group, so that neither direction waits for the other. Both ends know which of them
+ * has no bytes. */
 static int
 both_ways(nccl_comm *c, const line *to, const void *out, size_t out_bytes, void *in, size_t in_bytes)
 {
@@ -251,7 +254,8 @@ nccl_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out
     return tp_nccl_arrive(c, to.comm, peer, 0);
 }
 
-/* ---- opening and closing ---------------------------------------------------------------------------------------------------------- */
+/* ---- opening and closing
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static tp_status
 nccl_bind(tp_comm *comm, void *device)

@@ -11,51 +11,53 @@
 #include "cuda/dl_nccl.h"
 
 #define NCCL_POLL_NS   20000
-#define NCCL_RB_OP     8  /* "receive of the gradient" among tp_tag_print's words: what a message upstream is named by */
-#define NCCL_RE_OP     14 /* "receive of the evicted activations", and of those that come home */
-#define NCCL_RL_OP     16
-#define NCCL_CLASSES   32 /* of lines that share no rank, at most */
-#define NCCL_EXCHANGES 8 /* that the host may be ahead of the device */
-#define NCCL_GUESTS    TP_COMM_POSTED /* under way in a channel */
+#define NCCL_RB_OP     8  /* number of "receive of the gradient" among tp_tag_print's words: errors name messages upstream by it */
+#define NCCL_RE_OP     14 /* the same for guests: "receive of the evicted activations" */
+#define NCCL_RL_OP     16 /* and for guests that come home */
+#define NCCL_CLASSES   32 /* most classes of lines; lines of a class share no rank */
+#define NCCL_EXCHANGES 8 /* exchanges by which the host may be ahead of the device */
+#define NCCL_GUESTS    TP_COMM_POSTED /* most guests under way in a channel */
 #define NCCL_EVERYBODY (-1)
 
 enum { NCCL_DOWN, NCCL_UP };
 
-/* Two ranks that talk, by a channel down (of activations, or of guests that leave) and one up. */
+/* Two ranks that exchange messages: over a channel down (activations, or guests that leave) and a channel up. A guest is what one
+ * rank keeps of another's activations (schedule bpipe). */
 typedef struct {
     int from, to, keeps; /* keeps: `to` has guests of `from` */
     int class;
 } nccl_line;
 
+/* One direction of a line, at this rank. */
 typedef struct {
     nc_comm comm;
     tp_stream stream;
-    int peer, other; /* rank of the run; rank within the communicator */
+    int peer, other; /* the peer's rank in the run, and in `comm` */
     int sends, up, keeps;
-    void *slot[TP_NCCL_SLOTS], *handle[TP_NCCL_SLOTS]; /* of guests: what connects them, no handle */
-    int from_nccl[TP_NCCL_SLOTS]; /* the slot's memory; else plain device memory */
+    void *slot[TP_NCCL_SLOTS], *handle[TP_NCCL_SLOTS]; /* buffers, their registrations; guests: for the greeting only */
+    int from_nccl[TP_NCCL_SLOTS]; /* the slot's memory is ncclMemAlloc's; 0: plain device memory */
     tp_cuda_event filled[TP_NCCL_SLOTS], freed[TP_NCCL_SLOTS];
-    tp_cuda_event ready, done[NCCL_GUESTS]; /* of guests */
-    size_t bytes[TP_COMM_POSTED];   /* of receives posted */
-    int64_t posted, taken;          /* receives */
-    _Atomic int64_t issued;         /* written by this rank, read by the watch */
-    int64_t seen, since_ns;         /* the watch's: operations it saw end, and when the oldest other one began to count */
+    tp_cuda_event ready, done[NCCL_GUESTS]; /* for guests */
+    size_t bytes[TP_COMM_POSTED];   /* of the receives posted */
+    int64_t posted, taken;          /* counts of receives */
+    _Atomic int64_t issued;         /* operations given to NCCL; written by this rank, read by the watch */
+    int64_t seen, since_ns;         /* the watch's: operations that it saw end, and since when it waits for the oldest other one */
 } nccl_channel;
 
-/* This rank's twins, which exchange gradients: the same rank of the other replicas, and of two copies of the model the opposite
- * one of each. One communicator, a rank in it for each of them. */
+/* This rank's twins, with which it sums gradients: the same rank of the other replicas, and, with two copies of the model, the
+ * opposite rank of every replica. They have one communicator, with one of its ranks for each. */
 typedef struct {
-    nc_comm comm; /* NULL: it has none */
+    nc_comm comm; /* NULL: this rank has no twins */
     tp_stream stream;
     int members;
-    void *hello;  /* [2 * members] bytes, of the messages that connect them */
+    void *hello;  /* [2 * members] bytes for the messages that connect them */
 } nccl_twins;
 
-/* The exchanges of this rank with anybody, one after another. */
+/* The exchanges of this rank with any peer (tp_comm_ops.exchange), one after another. */
 typedef struct {
     tp_cuda_event ready, done[NCCL_EXCHANGES];
     int peer[NCCL_EXCHANGES];
-    _Atomic int64_t issued; /* as a channel's */
+    _Atomic int64_t issued; /* these three as in nccl_channel */
     int64_t seen, since_ns;
 } nccl_exchanges;
 
@@ -64,11 +66,11 @@ typedef struct {
     const tp_nccl *nccl;
     nccl_line *line; /* [lines] of all ranks */
     int lines, classes;
-    int copies, ring; /* of the model in a replica; ranks of a replica */
+    int copies, ring; /* copies of the model in a replica; ranks of a replica */
     int max_ctas, channels, aborted, ending, watching;
-    char plain[256]; /* why a slot is not what NCCL reads and writes by itself: the first reason; "": all are */
-    nc_comm world, fresh; /* fresh: where a split writes when it comes to its end, be that after we have given up */
-    nccl_channel *channel;    /* [channels] of this rank, in the order in which everybody made them */
+    char plain[256]; /* the first reason why a slot is no memory that NCCL reads and writes by itself; "": all slots are */
+    nc_comm world, fresh; /* fresh: where a split writes its communicator when it ends, which may be after we have given up */
+    nccl_channel *channel;    /* [channels] of this rank, in the order in which all ranks make them */
     nccl_twins twins;
     nccl_exchanges exchanges;
     pthread_t thread;
@@ -78,7 +80,7 @@ typedef struct {
 
 /* ---- nccl_meet.c ------------------------------------------------------------------------------------------------------------ */
 
-/* The number of a rank's group of twins, and its own number within. */
+/* The number of a rank's group of twins; nccl_twin_number: the rank's own number within the group. */
 static inline int
 nccl_twin_group(const nccl_comm *c, int rank)
 {
@@ -92,36 +94,36 @@ nccl_twin_number(const nccl_comm *c, int rank)
     return rank / c->ring * c->copies + (rank % c->ring != nccl_twin_group(c, rank));
 }
 
-/* Who talks, in lines and classes of these, from the config's pairs. EVALUE: too many with one rank. EMEMORY. */
+/* Make the lines, and their classes, from the config's pairs of ranks. EVALUE: too many lines of one rank. EMEMORY. */
 TP_MUST_USE tp_status
 tp_nccl_draw(nccl_comm *c, const uint8_t *pairs);
-/* With the device that the base is bound to: everybody in the same order. */
+/* Make all communicators on the device that the base is bound to; all ranks call it and make them in the same order. */
 TP_MUST_USE tp_status
 tp_nccl_meet(nccl_comm *c);
-/* All that is the device's: before it is closed. */
+/* Give back everything on the device, before that is closed. */
 void
 tp_nccl_part(tp_cuda_comm *base);
 
 /* ---- nccl_wait.c ------------------------------------------------------------------------------------------------------------ */
 
-/* With the lock held: ends everything, once. */
+/* With the lock held: abort all communicators, once. */
 void
 tp_nccl_abort(nccl_comm *c);
-/* What a call gave, in words; ends everything. peer: with whom it was, or NCCL_EVERYBODY. */
+/* The status and words for a call's result; aborts everything. peer: the call's peer, or NCCL_EVERYBODY. */
 tp_status
 tp_nccl_fail(nccl_comm *c, int result, nc_comm comm, int peer, const char *what);
-/* Poll until what was begun on the communicator has its place on the stream. `result`: what the call itself gave. ETIMEOUT,
+/* Poll until the operation begun on the communicator is enqueued on its stream. result: what the call itself returned. ETIMEOUT,
  * EABORTED, ERUNTIME, ECONNECTION. */
 TP_MUST_USE tp_status
 tp_nccl_finish(nccl_comm *c, int result, nc_comm comm, int peer, const char *what);
-/* The thread that looks for what does not move, until `ending`. argument: the nccl_comm. */
+/* The watch thread: until `ending` it looks for errors, and for operations that do not end in time. argument: the nccl_comm. */
 void *
 tp_nccl_watch(void *argument);
 /* Wait until the exchange before the next NCCL_EXCHANGES is over. */
 TP_MUST_USE tp_status
 tp_nccl_await_exchange(nccl_comm *c);
-/* Emulated streams have nothing that waits: does there what the stream would do, until all receives but the last `left` are
- * there. */
+/* Only for emulated streams, on which nothing can wait: do what the stream would do, until all receives but the last `left` have
+ * arrived. */
 TP_MUST_USE tp_status
 tp_nccl_arrive(nccl_comm *c, nc_comm comm, int peer, int64_t left);
 

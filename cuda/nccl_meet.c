@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Lines that share no rank are made at a time: each has the first class in which neither of its ranks is. */
+/* Lines that share no rank are made at the same time: put a line in the first class in which neither of its ranks is. */
 static tp_status
 put_in_class(nccl_comm *c, uint32_t *taken, nccl_line *line)
 {
@@ -95,7 +95,7 @@ introduce(nccl_comm *c, nc_id *id)
     return status;
 }
 
-/* Messages go through plain memory too, only slower: the reason is kept for tp_comm_ops.caveat. */
+/* Keep why a slot is plain memory, where messages are only slower, for tp_comm_ops.caveat. */
 static void
 keep_reason(nccl_comm *c, const nccl_channel *ch, const char *what, const char *why)
 {
@@ -142,7 +142,7 @@ register_slot(nccl_comm *c, nccl_channel *ch, int i)
                                                                     : nccl->error_string(result));
 }
 
-/* A buffer that the library may read and write by itself, or any other. */
+/* Allocate a slot: memory that NCCL can read and write by itself if possible, else plain device memory. */
 static tp_status
 open_slot(nccl_comm *c, nccl_channel *ch, int i)
 {
@@ -153,7 +153,7 @@ open_slot(nccl_comm *c, nccl_channel *ch, int i)
     return tp_cuda_event_create(c->base.device, 0, &ch->freed[i]);
 }
 
-/* With the lock held: a byte to the rank of the communicator and one from it. */
+/* With the lock held: exchange a byte with that rank of the communicator, which connects the two. */
 static int
 say_hello(nccl_comm *c, nc_comm comm, tp_stream stream, int other, void *out, void *in)
 {
@@ -185,7 +185,7 @@ greet_twins(nccl_comm *c)
     return result != NC_SUCCESS ? result : ended;
 }
 
-/* What comes later on the compute stream comes after what the stream has now. */
+/* Order later work of the compute stream after all work that `stream` has now. */
 static tp_status
 join(nccl_comm *c, tp_stream stream)
 {
@@ -193,7 +193,7 @@ join(nccl_comm *c, tp_stream stream)
     return tp_cuda_event_wait(c->base.device, c->exchanges.ready, c->base.compute);
 }
 
-/* Guests go from and to the stages' memory: there is no room for copies of them. */
+/* Open a channel for guests, which are sent from and received into the stages' memory: there is no room for copies. */
 static tp_status
 open_guests(nccl_comm *c, nccl_channel *ch)
 {
@@ -224,9 +224,10 @@ line_in(const nccl_comm *c, int class)
     return -1;
 }
 
-/* Everybody splits the world in this order; who has no line of the class stays out. The first operation between two ranks connects
- * them, and its call goes on when the other end has made it too: here, where both do, not in a step, where a receive is posted long
- * before its send. Classes share no rank, so nobody waits in a ring. */
+/* Make the channels of a class in one direction. All ranks split the world in the same order; a rank without a line in the class
+ * gets no communicator. The first operation between two ranks connects them and returns only when the other end has called it, too:
+ * so it is made here, where both ends call it, and not in a step, where a receive is posted long before its send. Lines of a class
+ * share no rank, so ranks cannot wait for each other in a ring. */
 static tp_status
 open_class(nccl_comm *c, int class, int direction)
 {
@@ -253,7 +254,8 @@ open_class(nccl_comm *c, int class, int direction)
     return join(c, ch->stream);
 }
 
-/* After the pairs, and of as many multiprocessors as the library likes: nothing else runs while gradients are added. */
+/* Make the twins' communicator, after the pairs'. It may use as many multiprocessors as NCCL likes: nothing else runs while
+ * gradients are summed. */
 static tp_status
 open_twins(nccl_comm *c)
 {
@@ -285,7 +287,8 @@ open_events(nccl_comm *c)
     return TP_OK;
 }
 
-/* Receives are posted long before their messages are sent, and wait on the device; so may, of each pair, one that brings a guest. */
+/* Tell the device how many multiprocessors may be held by waiting kernels: receives are posted long before their messages are sent
+ * and wait on the device, and so may, for each pair, one receive of a guest. */
 static void
 hold(const nccl_comm *c)
 {
@@ -314,7 +317,8 @@ tp_nccl_meet(nccl_comm *c)
     return c->watching ? TP_OK : tp_fail(TP_ERUNTIME, "the thread that watches NCCL could not be started");
 }
 
-/* ---- closing ------------------------------------------------------------------------------------------------------------------ */
+/* ---- closing ------------------------------------------------------------------------------------------------------------------
+ * */
 
 static void
 close_channel(nccl_comm *c, nccl_channel *ch)

@@ -8,10 +8,10 @@
 #include "csrc/comm/region.h"
 
 #define TICK_NS     50000000ll
-#define PATIENCE_NS 60000000000ll /* with the making and ending of communicators where there is no deadline */
+#define PATIENCE_NS 60000000000ll /* limit for making and ending communicators where there is no deadline */
 
-/* In one group: then all are told before one is taken apart, which may wait for the device, and so for the kernels of the others
- * (NCCL issue 1013; since 2.22). */
+/* All aborts are in one group, so that every communicator is told before any is taken apart: that may wait for the device, and so
+ * for the kernels of the others (NCCL issue 1013; groups since 2.22). */
 void
 tp_nccl_abort(nccl_comm *c)
 {
@@ -40,7 +40,8 @@ abort_now(nccl_comm *c)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Of a call with a peer: " with rank 3", and "; rank 3 is at step 2 while running optimizer update on stage 1"; else "". */
+/* Words for errors of a call with a peer: " with rank 3", and "; rank 3 is at step 2 while running optimizer update on stage 1"; ""
+ * where there is no one peer. */
 typedef struct {
     char whom[32], doing[TP_DOING_TEXT + 32];
 } with_text;
@@ -104,7 +105,7 @@ tp_nccl_finish(nccl_comm *c, int result, nc_comm comm, int peer, const char *wha
 
 /* ---- the watch: all with the lock held -------------------------------------------------------------------------------------- */
 
-/* Something has gone wrong on the communicator without a call. peer: of whom it is, or NCCL_EVERYBODY. */
+/* Look for an asynchronous error of a communicator. peer: its other rank, or NCCL_EVERYBODY. */
 static void
 watch_errors(nccl_comm *c, nc_comm comm, int peer)
 {
@@ -121,7 +122,8 @@ watch_errors(nccl_comm *c, nc_comm comm, int peer)
     tp_region_abort(c->base.region, TP_ECONNECTION, c->base.comm.rank, text);
 }
 
-/* Has the oldest of `issued` operations moved in time? All but the last `kept` are over; these have an event each. */
+/* Has the oldest operation that is under way not waited too long? All but the last `kept` of `issued` operations are over; these
+ * have an event each. */
 static int
 moves(nccl_comm *c, const tp_cuda_event *events, int64_t kept, int64_t issued, int64_t *seen, int64_t *since_ns)
 {

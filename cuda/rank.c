@@ -71,7 +71,8 @@ device_mark(tp_device *device, int64_t *at)
     return add_mark(rank, rank->capturing != NULL ? &rank->capturing->marks : &rank->marks, at);
 }
 
-/* ---- swaps beside the work ----------------------------------------------------------------------------------------------------- */
+/* ---- swaps beside the work -----------------------------------------------------------------------------------------------------
+ * */
 
 static tp_status
 open_aside(tp_cuda_rank *rank, int64_t number)
@@ -187,7 +188,7 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
 
 enum { OWN, CUDNN, WGMMA };
 
-/* What TERAPIPE_ATTENTION says. */
+/* Read TERAPIPE_ATTENTION. */
 static tp_status
 attention_asked(int *asked)
 {
@@ -251,7 +252,8 @@ device_reserve(tp_device *device, size_t bytes)
     return open_attention(rank);
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------------------------------- */
+/* ---- a step -------------------------------------------------------------------------------------------------------------------
+ * */
 
 static tp_status
 device_begin(tp_device *device)
@@ -309,7 +311,8 @@ device_write(tp_device *device, void *to, const void *host, size_t bytes)
     return move(device, to, host, bytes, TP_CUDA_TO_DEVICE);
 }
 
-/* ---- stretches: graphs ---------------------------------------------------------------------------------------------------------- */
+/* ---- stretches: graphs ----------------------------------------------------------------------------------------------------------
+ * */
 
 /* The stretch of this position, a new one if need be. They come in order in the first step, so the search is a bisection. */
 static tp_status
@@ -340,7 +343,7 @@ find_stretch(tp_cuda_rank *rank, int64_t position, tp_cuda_stretch **out)
     return TP_OK;
 }
 
-/* Not all can be captured everywhere: then it runs as it is, from now on. */
+/* Not every stretch can be captured everywhere: from now on this one runs without a graph. */
 static void
 give_up(tp_cuda_rank *rank, tp_cuda_stretch *stretch)
 {
@@ -383,7 +386,7 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
     return TP_OK;
 }
 
-/* The capture ends whatever came of its calls; nothing of it has run. */
+/* End the capture, whatever its calls returned; nothing of it has run yet. */
 static tp_status
 device_stretch_end(tp_device *device, int64_t position, tp_status done, int *again)
 {

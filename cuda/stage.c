@@ -57,7 +57,7 @@ tp_cuda_workspace_bytes(const tp_stage_config *config, const tp_device_config *d
     return TP_CUDA_GEMM_BYTES + (size_t)partial;
 }
 
-/* What the kernels cannot do is said here, before there is any memory. */
+/* Refuse what the kernels cannot do, before any memory is taken. */
 static tp_status
 check(const tp_stage_config *config, tp_dtype dtype)
 {
@@ -87,7 +87,7 @@ stage_close(tp_stage *stage)
     free(stage);
 }
 
-/* Rows of the host's `values`, of each sum by themselves. */
+/* Group the rows of the host's `values` by value, separately for each sum of gradients. */
 static tp_status
 group_rows(tp_stage *stage, const int32_t *values, int64_t height, const row_groups *all, int64_t *counts)
 {
@@ -99,7 +99,7 @@ group_rows(tp_stage *stage, const int32_t *values, int64_t height, const row_gro
     return TP_OK;
 }
 
-/* Which token stands where: known from the slicing alone. */
+/* Group the rows by position: known from the slicing alone. */
 static tp_status
 lay_positions(tp_stage *stage)
 {
@@ -161,7 +161,8 @@ stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
     return TP_OK;
 }
 
-/* ---- parameters ---------------------------------------------------------------------------------------------------------------- */
+/* ---- parameters ----------------------------------------------------------------------------------------------------------------
+ * */
 
 static tp_status
 stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
@@ -187,7 +188,8 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
     return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
 }
 
-/* ---- a step ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- a step
+ * ---------------------------------------------------------------------------------------------------------------------- */
 
 static tp_status
 stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
@@ -258,9 +260,9 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot
     return TP_OK;
 }
 
-/* What products are tried and timed on: the largest weights, over and over, in all that a step writes before it reads it. Fresh
- * memory is mostly zeros, which tell no GELU from another, and a GPU multiplies zeros faster than data (it draws less power), some
- * algorithms more so than others. */
+/* Fill all buffers that a step writes before it reads them with copies of the largest weights, as data on which products are tried
+ * and timed. Fresh memory is mostly zeros: on these all GELUs agree, and a GPU multiplies zeros faster than data (it draws less
+ * power), with some algorithms more than with others. */
 static tp_status
 make_up_data(tp_stage *stage)
 {
@@ -278,8 +280,8 @@ make_up_data(tp_stage *stage)
     return TP_OK;
 }
 
-/* Every product that a step will ask for is chosen before the first, so that nothing is looked for, and where candidates are
- * timed nothing is measured, within one. */
+/* Choose the algorithm of every product that a step will ask for before the first step, so that within a step nothing is searched
+ * or timed. */
 static tp_status
 prepare(tp_stage *stage)
 {

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* The i-th sum's rows. */
+/* Add the rows of the i-th sum to the parameter's gradient. */
 static tp_status
 scatter(tp_stage *stage, const tp_stage_param *param, const row_groups *all, const int64_t *counts, int i)
 {
@@ -69,7 +69,7 @@ tp_cuda_stage_loss(tp_stage *stage, double *out)
     return TP_OK;
 }
 
-/* Into stage->sums. */
+/* Sums of squares of the gradients, for their norm, into stage->sums. */
 static tp_status
 measure(tp_stage *stage)
 {

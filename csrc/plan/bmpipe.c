@@ -1,4 +1,4 @@
-/* The BMPipe planner's front door: which solver, and what a finished assignment is worth. */
+/* The entrance to the BMPipe planner: chooses the solver, and judges the finished assignment. */
 #include "csrc/plan/bmpipe.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ tp_bmpipe_plan_free(tp_bmpipe_plan *plan)
     plan->peak_bytes = NULL;
 }
 
-/* Is it a plan? Walks the virtual stages in model order: no layer of a type behind one of a later type. */
+/* Is the assignment a plan? Walks the virtual stages in model order: no layer of a type comes after one of a later type. */
 static tp_status
 assignment_ok(const tp_bmpipe *p, const int32_t *assignment)
 {
@@ -103,10 +103,10 @@ judge(tp_bmpipe *p, tp_bmpipe_plan *plan)
     return TP_OK;
 }
 
-/* ---- times whatever they were multiplied by ------------------------------------------------------------------------------ */
+/* ---- times independent of their unit ------------------------------------------------------------------------------------- */
 
 enum { BITS = 40 }; /* of a rounded time */
-static const double ROUNDED = 0x1p-40; /* relative: twice what rounding changes a time by, and so any makespan, at most */
+static const double ROUNDED = 0x1p-40; /* twice the largest relative change of a time, and so of a makespan, by rounding */
 
 typedef struct {
     tp_bmpipe_layers layers;
@@ -122,9 +122,9 @@ round_time(double seconds, double unit_s)
     return ldexp(rint(ldexp(part, BITS)), exponent - BITS);
 }
 
-/* The times in units of the longest, each to so many bits that what a caller's product with a common factor rounds off is
- * rounded away: the search, which ties decide and which counts its effort, is then the same whatever the factor. Each to its
- * own bits, not to a common grid: a makespan is a maximum of sums of times, and so changes by no more than they do. */
+/* Express the times in units of the longest and round each to so few bits that a common factor in the caller's times leaves no
+ * trace: the search, in which ties decide and effort is counted, is then the same whatever the factor. Rounding is relative to each
+ * time, not to a common grid: a makespan is a maximum of sums of times, so it changes by no larger a part than they do. */
 static tp_status
 round_times(const tp_bmpipe_layers *l, const tp_bmpipe_options *o, tp_arena *arena, rounded *out)
 {
@@ -152,13 +152,14 @@ round_times(const tp_bmpipe_layers *l, const tp_bmpipe_options *o, tp_arena *are
     return TP_OK;
 }
 
-/* The bound is of rounded times. */
+/* Solve, and judge the plan with the caller's times. Several chunks are solved with rounded times: their bound is lowered by
+ * ROUNDED. */
 static tp_status
 solve(tp_bmpipe *p, const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, double unit_s, tp_bmpipe_plan *plan)
 {
     tp_bmpipe_found found = {0};
     TP_TRY((p->chunks == 1 ? tp_bmpipe_exact : tp_bmpipe_search)(p, plan->assignment, &found));
-    p->layers = layers; /* what the plan is worth is told in the caller's times */
+    p->layers = layers; /* the plan is judged with the caller's times */
     for (int v = 0; v < p->virtuals; v++)
         p->link_s[v] = options->comm_s;
     TP_TRY(judge(p, plan));

@@ -1,9 +1,9 @@
-/* A proven lower bound for several chunks, beyond the linear relaxation: layers are whole. For any u[x] of sum N - 1, some
- * stage x has at least u[x] + 1 of the N layers of a set, so the least over x of the bound "stage x has at least u[x] + 1"
- * holds for every plan; u grows where that bound is least. The stages are then taken in turn, each with "and none of those
- * before it", which makes the cases the first branches of a tree; the case of least bound is divided further by the number
- * of layers on a stage or a virtual stage, of all strategies or of one. Every case's bound is a Lagrangian one
- * (bmpipe_dual.c), the tree's the least of its open cases; solutions of the relaxation, rounded, are plans to descend from. */
+/* A proven lower bound for several chunks that is stronger than the linear relaxation, because layers are whole. For any u[x] of
+ * sum N - 1, some stage x has at least u[x] + 1 of the N layers of a set: so the least over x of the bounds given "stage x has at
+ * least u[x] + 1" holds for every plan; u is chosen greedily, growing where that bound is least. Taking the stages in turn, each
+ * with "and none of the stages before it has", makes these cases the first branches of a tree. The case of least bound is divided
+ * further, by the number of layers on a stage or a virtual stage, of all strategies or of one. A case's bound is Lagrangian
+ * (bmpipe_dual.c), the tree's is the least of its open cases; rounded solutions of the relaxation are plans to descend from. */
 #include "csrc/plan/bmpipe_dual.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@ enum { ROUNDS = 400, PROBES = 8, PROBE_ROUNDS = 2, NODES = 4096, DESCENTS = 24, 
 static const double ROOM = 5e8;   /* bytes for all tableaus */
 static const double WHOLE = 1e-5; /* layers: a number this close to a whole one is whole */
 
-/* A case: its limits, and the solution and paths that it ended with. */
+/* A case of the tree: its limits, and the solution and paths at which its bound was taken. */
 typedef struct {
     const tp_bmpipe_limit *limits;
     double bound_s;
@@ -35,7 +35,7 @@ typedef struct {
     int descents;
 } tree;
 
-/* Work alone: the mean over stages, and a stage that has its share, rounded up, of a type's layers. */
+/* The bound by work alone: the mean over stages, and the work of a stage with its share, rounded up, of a type's layers. */
 static double
 work_bound(const tp_bmpipe *p)
 {
@@ -55,7 +55,7 @@ evaluate_mean(tp_bmpipe_dual *d)
     return fmin(tp_bmpipe_dual_value(d, 0.0), d->unit);
 }
 
-/* What comes next has 1 / parts of the work and of the time that are left. */
+/* Allow what comes next 1 / parts of the work and of the time that are left. */
 static void
 allot(tp_bmpipe_dual *d, int parts)
 {
@@ -68,7 +68,7 @@ allot(tp_bmpipe_dual *d, int parts)
     d->p->late = 0;
 }
 
-/* Paths of the best plan and of it with one stage slower. */
+/* Begin with the critical paths of the best plan, as it is and with each stage slower in turn. */
 static void
 seed_paths(tp_bmpipe_dual *d)
 {
@@ -86,7 +86,7 @@ seed_paths(tp_bmpipe_dual *d)
 
 /* ---- plans from solutions ------------------------------------------------------------------------------------------------ */
 
-/* The boundaries of d->total, rounded, as a plan to descend from. */
+/* Round the boundaries of the solution d->total to a plan and descend from it. */
 static tp_status
 descend_from(tree *t)
 {
@@ -123,7 +123,7 @@ make_limit(tree *t, const tp_bmpipe_limit *before, tp_bmpipe_where where, int of
     return TP_OK;
 }
 
-/* Keep the case that `r` ended with, d->x its solution, unless it holds no better plan. */
+/* Add the case of relaxation `r`, with solution d->x, to the open ones, unless it can hold no better plan. */
 static tp_status
 keep(tree *t, const tp_bmpipe_relax *r, const tp_bmpipe_limit *limits, double bound_s)
 {
@@ -150,7 +150,7 @@ keep(tree *t, const tp_bmpipe_relax *r, const tp_bmpipe_limit *limits, double bo
     return TP_OK;
 }
 
-/* t->now: the base with the case's limits and paths. */
+/* Make t->now the base relaxation with the case's limits and paths. */
 static void
 rebuild(tree *t, const node *from)
 {
@@ -199,7 +199,8 @@ note_sums(tree *t, cut_at *best, int count, tp_bmpipe_where where, int many, dou
     return count;
 }
 
-/* What divides much comes first: where memory binds, how many layers of a stage recompute says more than which. */
+/* List the numbers of layers to branch on, the coarse ones first: where memory binds, how many layers of a stage recompute matters
+ * more than which ones. */
 static int
 candidates(tree *t, cut_at *best)
 {
@@ -224,7 +225,7 @@ bound_of(tree *t, tp_bmpipe_relax *into, const tp_bmpipe_limit *limit, int round
     return tp_bmpipe_tighten(t->d, into, rounds);
 }
 
-/* Which of the candidates gains most: both sides are tried for a few rounds, the product of what they gain counts. */
+/* The candidate to branch on: both sides are tried for a few rounds, and the one with the largest product of gains is taken. */
 static int
 choose(tree *t, const cut_at *at, int count, double from_s)
 {
@@ -245,7 +246,7 @@ choose(tree *t, const cut_at *at, int count, double from_s)
     return best;
 }
 
-/* t->now tightened, *here_s its bound at least; the numbers of layers to divide it by. */
+/* Tighten t->now, raise *here_s to its bound, and list the numbers of layers to branch on. */
 static tp_status
 look_into(tree *t, double *here_s, cut_at *at, int *count)
 {
@@ -268,7 +269,7 @@ divide(tree *t, const node *from)
     double here_s = from->bound_s;
     rebuild(t, from);
     TP_TRY(look_into(t, &here_s, at, &count));
-    if (count == 0 && here_s < d->s->best.makespan_s) { /* whole: its best plan is known once no path is missing */
+    if (count == 0 && here_s < d->s->best.makespan_s) { /* a whole solution: it is the case's best once no path is missing */
         d->is_exact = 1;
         t->descents += t->descents == 0;
         TP_TRY(look_into(t, &here_s, at, &count));
@@ -508,7 +509,7 @@ tree_open(tree *t, tp_bmpipe_dual *d)
     return TP_OK;
 }
 
-/* The type that most layers are of, or all. */
+/* The set of layers to share out: the most common type's, or all. */
 static void
 choose_set(tp_bmpipe_dual *d)
 {

@@ -1,5 +1,5 @@
-/* One stage with several chunks: which recomputation fits. The chunks share the stage's memory, each with its own number of
- * micro-batches in flight, so there is no single least extra time but a front over the chunks. */
+/* Which recomputation fits on one stage with several chunks? The chunks share the stage's memory, each with its own number of
+ * micro-batches in flight, so the answer is no single least extra time but a Pareto front over the chunks. */
 #include "csrc/plan/bmpipe_chunks.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ make_key(tp_bmpipe_search_room *s, const int *cut, int stage)
     }
 }
 
-/* Keep a vector unless one that is kept is no worse in every chunk; drop those that it beats. */
+/* Keep a vector of extra times unless a kept one is no worse in every chunk; drop those that it dominates. */
 static int
 add_choice(tp_bmpipe_search_room *s, int count, const double *extra_s, const int32_t *point, int *exact)
 {
@@ -101,9 +101,9 @@ look(tp_bmpipe_search_room *s, int stage, double *extra, double *held)
     return worst_vector(s->p, stage, s->kept, held);
 }
 
-/* From no recomputation on: where the worst vector saves most bytes a second, one point further, until it fits; then back
- * wherever that still fits. A second of chunk `dear` counts `times` as much. Returns the new count of choices; 0 if even the
- * fewest bytes do not fit. */
+/* Start without recomputation and move one point further where that saves most bytes a second of the worst vector, until it fits;
+ * then move back wherever it still fits. A second of chunk `dear` counts `times` as much. Returns the new count of choices; 0 if
+ * even the fewest bytes do not fit. */
 static int
 greedy(tp_bmpipe_search_room *s, int stage, double room, int dear, double times, int count, int *exact)
 {
@@ -198,7 +198,7 @@ find_choices(tp_bmpipe_search_room *s, int stage, double room, double product, i
     for (int c = 0; c < chunks && count > 0; c++)
         recomputes |= s->at[c] + 1 < s->fronts[c]->count;
     s->effort -= 500;
-    if (!recomputes) /* nothing fits, or nothing is better than this */
+    if (!recomputes) /* nothing fits, or all fits without recomputation */
         return count;
     if (product <= (double)ENUMERATED) {
         s->effort -= (int64_t)product * (1 + s->p->chunks / 2);

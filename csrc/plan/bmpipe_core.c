@@ -1,5 +1,5 @@
-/* What every part of the BMPipe planner stands on: the request checked, sums over layers, the vectors in flight of the
- * schedule's order, and one simulation. */
+/* What all parts of the BMPipe planner use: the check of the request, sums over layers, the in-flight vectors of the schedule's
+ * order (micro-batches by chunk), and the simulation of a plan. */
 #include "csrc/plan/bmpipe_core.h"
 
 #include <math.h>
@@ -143,13 +143,13 @@ keep_vector(int32_t *vectors, int count, const int32_t *now, int chunks)
 {
     int kept = 0;
     for (int i = 0; i < count; i++) {
-        int below = 1, above = 1; /* is the new one below (above) this one in every chunk? */
+        int below = 1, above = 1; /* is `now` below (above) this vector in every chunk? */
         for (int c = 0; c < chunks; c++) {
             below &= now[c] <= vectors[i * chunks + c];
             above &= now[c] >= vectors[i * chunks + c];
         }
         if (below)
-            return count; /* then it is above none of them */
+            return count; /* dominated, so it dominates none of the others */
         if (above)
             continue;
         memmove(vectors + kept * chunks, vectors + i * chunks, (size_t)chunks * sizeof *vectors);

@@ -27,7 +27,8 @@ room_bytes(const tp_exact *e, int stage, int from, int to)
     return left / held;
 }
 
-/* The least extra time; real: of a plan, else a lower bound (they differ only where fronts were thinned). */
+/* The interval's least extra time on a stage. real 1: that of a plan; 0: a lower bound (they differ only where fronts were
+ * thinned). */
 static tp_status
 least_extra(tp_exact *e, int stage, int from, int to, int real, double *extra_s)
 {
@@ -55,7 +56,7 @@ excess(const tp_exact *e, int stage, int from, int to)
            e->p->options->memory_bytes;
 }
 
-/* The boundaries whose worst stage lacks the fewest bytes with the fewest kept. EINFEASIBLE if it lacks any. */
+/* The boundaries whose worst stage lacks the fewest bytes when everything is recomputed. EINFEASIBLE if it lacks any. */
 static tp_status
 find_fit(tp_exact *e)
 {
@@ -163,8 +164,8 @@ find_reach(tp_exact *e)
     return TP_OK;
 }
 
-/* Into scratch[count], sorted by rising most, falling extra; dominated ones go. Over LABELS, the two neighbours that lose
- * least become their ideal: a lower bound still. */
+/* Insert a label into at[count], which is sorted by rising most and falling extra, and drop dominated ones. Beyond LABELS of them
+ * the two neighbours that lose least are replaced by the minimum of both in each coordinate: still a lower bound. */
 static int
 add_label(tp_exact_label *at, int count, tp_exact_label new)
 {
@@ -271,7 +272,7 @@ tp_exact_row_fill(tp_exact *e, tp_exact_row *q)
     return TP_OK;
 }
 
-/* The path of the last simulation. depth: stages of the branch at hand that are set, all within reach. */
+/* Add the critical path of the last simulation as an inequality. depth: stages of the present branch that are set. */
 static tp_status
 add_row(tp_exact *e, int depth)
 {
@@ -346,8 +347,8 @@ visit_leaf(tp_exact *e)
     return isinf(makespan) ? TP_OK : add_row(e, e->stages);
 }
 
-/* Once the search has gone on for a while without a better plan: a proof that there is none, since a search that went on to its end,
- * or as far as its effort goes, would find none either. Or else lanes. */
+/* Called when the search has found no better plan for a while. Where seconds are whole numbers, try to prove that there is none
+ * (bmpipe_proof.c), which ends the search; if that fails weigh the inequalities in lanes from now on (bmpipe_lanes.c). */
 static tp_status
 go_on(tp_exact *e, int depth)
 {
@@ -403,7 +404,7 @@ search_once(tp_exact *e)
     return branch(e, 0, 0.0, 0.0);
 }
 
-/* All branches, from the inequalities that there are on; anew where lanes do not hold what came up. */
+/* Search all branches, beginning with the inequalities known so far; start anew without lanes where these have no room for more. */
 static tp_status
 search(tp_exact *e)
 {
@@ -461,7 +462,7 @@ first_plan(tp_exact *e)
     return tp_exact_improve(e);
 }
 
-/* The bound when time ran out: of the whole, before the first branch. */
+/* The bound where time ran out: that of the root, before any branch. */
 static double
 root_bound(const tp_exact *e, double label_s)
 {

@@ -1,7 +1,6 @@
-/* Where the layers can be cut into virtual stages in few ways only: all of them. A partition leaves each stage a list of
- * undominated ways to recompute (bmpipe_choices.c); a makespan never falls as loads grow, so with stages that are not decided
- * at their least by chunk it is a bound, and what reaches the best plan known is left out. If no list was cut short, the best
- * plan is proven. */
+/* Enumerates all partitions into virtual stages where there are few. A partition leaves each stage a list of undominated ways to
+ * recompute (bmpipe_choices.c). A makespan never falls as loads grow: so with undecided stages at their least load by chunk it is
+ * a bound, and branches that reach the best known plan's are left out. If no list was cut short the best plan is proven. */
 #include "csrc/plan/bmpipe_chunks.h"
 
 #include <math.h>
@@ -74,7 +73,8 @@ keep(few *f, double makespan_s)
     f->s->best.makespan_s = makespan_s;
 }
 
-/* Every pick of the stages in turn, those behind at their least: pick[stage] counts up, -1 is none yet. */
+/* Try every combination of choices, depth first over the stages, with later stages at their least: pick[stage] counts up, -1: none
+ * yet. */
 static void
 try_picks(few *f)
 {

@@ -1,5 +1,5 @@
-/* Several chunks: boundaries that fit at all, with the fewest bytes kept. First downhill from balanced ones, then, where
- * that ends with bytes lacking, every way there is (up to NODES of them). */
+/* Is there a partition with several chunks that fits at all, with everything recomputed? First a descent from balanced boundaries;
+ * where that ends short of memory, a search of all boundaries (up to NODES nodes). */
 #include "csrc/plan/bmpipe_chunks.h"
 
 #include <math.h>
@@ -133,8 +133,8 @@ keep_to(tp_bmpipe_search_room *s, double limit, int64_t *nodes)
     return found;
 }
 
-/* Takes boundaries down to the least bytes of the fullest stage: by descents for limits ever closer, and, as far as NODES go,
- * by every way there is. */
+/* Lower the bytes of the fullest stage as far as possible: by descents within lower and lower limits, and, as far as NODES nodes
+ * go, by searches of all boundaries. */
 static void
 lower_fullest(tp_bmpipe_search_room *s, int *cut, int proven, int64_t *nodes)
 {

@@ -1,5 +1,5 @@
-/* Multiple-choice knapsack of an interval of layers for every memory at once: its Pareto front of (bytes kept, extra time),
- * built from the interval without its last layer. Equal layers give equal fronts, so few are made. */
+/* The Pareto front of (bytes kept, extra time) of an interval of layers, a multiple-choice knapsack for all limits of memory at
+ * once: built from the front of the interval without its last layer. Equal layers give equal fronts, so few are made. */
 #include "csrc/plan/bmpipe_core.h"
 
 #include <math.h>
@@ -9,8 +9,8 @@
 
 enum { MOST = TP_BMPIPE_POINTS, MOST_LATER = 256, MANY = 1 << 22 }; /* points of a front; after MANY points in all */
 
-/* Is (bytes, extra) worth keeping behind `last`, the point with next fewer bytes? Sums of the same numbers in another order
- * are the same point. */
+/* Is `next` worth keeping after `last`, the point with next fewer bytes? Sums of the same numbers in another order count as the
+ * same point. */
 static int
 is_better(const tp_bmpipe_point *last, const tp_bmpipe_point *next)
 {

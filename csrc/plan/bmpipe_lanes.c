@@ -1,6 +1,6 @@
-/* The inequalities of a long search side by side, so that all are weighed at once, and first the one that ended the last branch of
- * its stage. Which of several ends a branch does not matter but for which is replaced when there are too many: the search begins
- * anew then, without this (bmpipe_exact.c). */
+/* The inequalities of a long search side by side in memory, so that vector instructions weigh all of them at once; before that the
+ * one that ended the last branch at this stage is tried. Which of several inequalities ends a branch matters only for the choice
+ * of one to replace when there are too many: then the search begins anew without lanes (bmpipe_exact.c). */
 #include "csrc/plan/bmpipe_exact.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* One chunk: a plan to begin the exact search with is moved downhill. A neighbour differs from it in a few stages, and the critical
- * paths of those simulated before say of most neighbours that they are no better, for a fraction of a simulation. */
+/* Descends from a first plan of one chunk, so that the exact search begins with a good one. A neighbour differs from the plan in a
+ * few stages, and critical paths of earlier simulations rule out most neighbours for a fraction of a simulation's time. */
 #include "csrc/plan/bmpipe_exact.h"
 
 #include <string.h>
@@ -77,7 +77,7 @@ find_changes(local *l, int first, int last, int *fits)
     return tp_deadline_check_after(&e->p->asked, 8 * (int64_t)(last - first) + PATHS);
 }
 
-/* Does some path say that the neighbour is no better? That one is asked sooner the next time. */
+/* Does a known path rule the neighbour out? That path is tried earlier the next time. */
 static int
 is_no_better(local *l)
 {

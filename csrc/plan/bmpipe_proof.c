@@ -1,7 +1,8 @@
-/* Is there no better plan of one chunk? The same branches as bmpipe_exact.c, but what ended a branch is remembered by what it needed:
- * for (stage, first layer) the least E, w and sums of paths before it with which every way to go on is ended. Another branch there
- * that has no less of any is ended at once. A leaf's own path ends it, so that ways to go on are never simulated twice; sums that
- * no bound used are needed by nothing. Where seconds are whole numbers all of this is exact. */
+/* Proves that no plan of one chunk is better, or gives up. The branches are those of bmpipe_exact.c, but when all ways to go on
+ * from (stage, first layer) have been ended, what that took is kept as a lesson: the least E, w and path sums of the earlier stages
+ * with which each of them is ended. Another branch that comes there with no less of any is ended at once. A leaf is ended by its
+ * own critical path, so no way to go on is simulated twice; sums that no bound used are not in the lesson. Exact where seconds are
+ * whole numbers. */
 #include "csrc/plan/bmpipe_exact.h"
 
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 enum { ROWS = 256, NODES = 200000, LESSONS = 100000 };
 
-/* What one row, or E, or w, must have before, at least. */
+/* The least sum that a row must have over the earlier stages. */
 typedef struct {
     int row;
     double least;
@@ -84,7 +85,7 @@ is_ended_by_row(const proof *f, int stage, int to, reason *why)
     return best >= 0;
 }
 
-/* What ends a child asks of the branch. cost: of its stage. */
+/* Add to `why` what lesson l, which ends a child, asks of the branch, less what the child's stage adds itself. */
 static void
 blame(const proof *f, int stage, double extra_s, double own_s, const lesson *l, reason *why)
 {
@@ -130,7 +131,7 @@ learn(proof *f, int stage, int from, lesson **out)
     return TP_OK;
 }
 
-/* A plan that nothing has ended: its own path does, or it is better and there is no proof. */
+/* Simulate a plan that no bound has ended: its own critical path ends it, or it is better and there is no proof. */
 static tp_status
 look_at_leaf(proof *f, lesson **out)
 {
@@ -149,7 +150,7 @@ look_at_leaf(proof *f, lesson **out)
     return learn(f, e->stages, e->n, out);
 }
 
-/* *out: why no way to go on from here is better; NULL: one is, or it takes too long. */
+/* *out: why no way to go on from here is better; NULL: one is, or the proof takes too long. */
 static tp_status
 prove(proof *f, int stage, double extra_s, double most_s, lesson **out)
 {

@@ -1,17 +1,17 @@
-/* The weights of BMPipe's bound: multipliers of the linear relaxation of PLANNERS.md 4.3. Path inequalities, memory and "no
- * virtual stage is empty" join it as its own solutions violate them, and leave it when they have room to spare. */
+/* Finds the weights of BMPipe's Lagrangian bound as multipliers of the linear relaxation of PLANNERS.md 4.3. Its rows (path
+ * inequalities, memory, "no virtual stage is empty") are added when a solution violates them, and dropped when they have slack. */
 #include "csrc/plan/bmpipe_dual.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { ADDED = 8, SPARE = 24 };          /* known paths added in a round; rows more than when some were dropped last */
+enum { ADDED = 8, SPARE = 24 };          /* known paths to add in a round; rows to add before some are dropped again */
 static const int64_t PORTION = 4000000;  /* multiplications between two looks at the clock */
 static const double CLOSE = 1e-6;        /* relative: a violation that counts */
 static const double EXACT = 1e-11;       /* the same where d->is_exact */
 static const double IDLE = 1e-7;         /* a row with more to spare may be dropped */
 static const double CENTERED = 0.8, LATELY = 0.2; /* see add_critical */
-static const double PATIENCE = 0.01;     /* of what is left to gain: eight rounds that gain less are the last */
+static const double PATIENCE = 0.01;     /* eight rounds that gain less than this part of what is left to gain are the last */
 
 tp_status
 tp_bmpipe_relax_open(tp_bmpipe_dual *d, tp_bmpipe_relax *r)
@@ -264,8 +264,8 @@ add_critical_of(tp_bmpipe_dual *d, tp_bmpipe_relax *r, double part, double limit
     return 0;
 }
 
-/* Solutions of a relaxation with few rows are corners far apart, and their critical paths cut off little else. So a second
- * one is taken near the mean of late solutions: half as many paths give the same bound. */
+/* Solutions of a relaxation with few rows are corners far apart, and their critical paths cut off little but themselves. So a
+ * second path is taken at a point near the mean of late solutions: half as many paths give the same bound. */
 static int
 add_critical(tp_bmpipe_dual *d, tp_bmpipe_relax *r, double limit_s)
 {

@@ -1,5 +1,6 @@
-/* Two stages are alike if their nodes are, one by one in order: the same variants, and edges to both sides that send the same. In a
- * chain nothing else enters a planner's sums, so it adds the same numbers in the same order for both. */
+/* Finds stages that are alike, so that what is known of one holds for the other: their nodes, one by one in order, have the same
+ * variants, and edges to both sides that send the same. Only for chains: there nothing else enters a planner's sums, so it adds
+ * the same numbers in the same order for both. */
 #include "csrc/plan/layer_alike.h"
 
 #include <math.h>
@@ -7,9 +8,9 @@
 
 #include "csrc/base/deadline.h"
 
-enum { NODES = 1024, AT_ONCE = 1 << 16 }; /* AT_ONCE: doubles, at least */
+enum { NODES = 1024, AT_ONCE = 1 << 16 }; /* AT_ONCE: doubles to take from the arena at a time, at least */
 
-/* Node n's edges go from n - 1 and to n + 1, one each, and its downsets are the last nodes. */
+/* Is the graph a chain: each node n has one edge from n - 1 and one to n + 1, and every downset is a suffix? */
 static int
 is_chain(const tp_layer_space *s)
 {
@@ -25,7 +26,7 @@ is_chain(const tp_layer_space *s)
     return 1;
 }
 
-/* What variant v of node n sends to the side and gets from it; -1: there is nobody. */
+/* What variant v of node n sends to and gets from the node on either side; -1: there is no such node. */
 static void
 sides(const tp_layer_space *s, int n, int v, double side[4])
 {
@@ -68,7 +69,7 @@ nodes_are_alike(const tp_layer_space *s, const int *begin, int a, int b)
     return 1;
 }
 
-/* The kind of each node: the first one like it. */
+/* The kind of each node is the number of the first node that is like it. */
 static tp_status
 find_kinds(const tp_layer_space *s, int *kind, int64_t *asked)
 {

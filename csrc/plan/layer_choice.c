@@ -1,4 +1,5 @@
-/* All Pareto points of (time, bytes), node by node, without those that cannot fit or cannot beat the best choice known. */
+/* The exact choice of a stage's variants: all Pareto points of (time, bytes), node by node, without those that cannot fit or cannot
+ * beat the best choice known. */
 #include "csrc/plan/layer_choice.h"
 
 #include <math.h>
@@ -6,7 +7,7 @@
 
 enum { POINTS = TP_LAYER_POINTS };
 
-/* What the nodes behind one take at least. priced_s: with the heuristic's price for each byte. */
+/* The least that the nodes after a given one take. priced_s: time plus the heuristic's price for each byte. */
 typedef struct {
     double time_s, bytes, priced_s;
 } behind;
@@ -28,7 +29,7 @@ tp_layer_choice_open(const tp_layer_space *s, double slack, tp_layer_choice *x)
     return TP_OK;
 }
 
-/* Add or take the least that node n takes, by every measure. */
+/* Add (sign 1) the least that node n takes, by every measure, to the rest, or subtract it (sign -1). */
 static void
 leave_node(const tp_layer_pack *pack, int n, int y, behind *rest, double sign)
 {
@@ -44,7 +45,7 @@ leave_node(const tp_layer_pack *pack, int n, int y, behind *rest, double sign)
     rest->priced_s += sign * priced_s;
 }
 
-/* Keep a point at the end of a list by (time, bytes) if none before it beats it in both. */
+/* Append a point to a list that is sorted by (time, bytes), unless a point before it is better in both. */
 static int
 append(tp_layer_point *list, int count, tp_layer_point value)
 {
@@ -54,8 +55,9 @@ append(tp_layer_point *list, int count, tp_layer_point value)
     return count + 1;
 }
 
-/* The Pareto points with variant l of a node added, merged with `made` of its other variants in x->merged. What cannot fit or
- * cannot beat `best` with the nodes behind it is left out; at a price for each byte above memory few points can. */
+/* Add variant l of a node to every Pareto point, merged with the `made` points of its other variants in x->merged. Points that
+ * cannot fit or cannot beat `best`, whatever the nodes after it choose, are left out; with a price on each byte above memory few
+ * can. */
 static int
 add_variant(tp_layer_choice *x, const tp_layer_pack *pack, int l, int y, int count, int made, const behind *rest, double best)
 {
@@ -110,7 +112,7 @@ tp_layer_choice_solve(tp_layer_choice *x, tp_layer_pack *pack, int y, double mos
     behind rest = {0.0, 0.0, 0.0};
     int count = 1, found = -1;
     if (pack->price == 0.0 || !(best < INFINITY))
-        return best; /* the fastest fit, or nothing does */
+        return best; /* the fastest variants fit, or none do */
     best = fmin(best, nextafter(most, INFINITY));
     x->knapsacks++;
     for (int n = 0; n < pack->nodes; n++)

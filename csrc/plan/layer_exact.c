@@ -1,16 +1,16 @@
-/* The exact planner over a layer graph.
+/* The exact planner over a layer graph (`parallel_layers`).
  *
- * Does a plan with no stage slower than tau exist? What the stages of a downset J leave to those before it is (s, k), their
- * replicas and devices: a stage before has y = ceil((s + d) / d), which rises with s, and k must stay within `devices`. So
- * only Pareto-minimal (s, k) matter, and for one (s, k) and tensor degree only the least d that is fast enough: a larger d
- * adds to both. Complete by induction over downsets by size, so the answer is exact. Pruned, soundly: the stages before need
- * devices too, as many at least as they would with memory for their fastest variants (look_back).
- * The least tau is the time of the plan found when none is faster: bisection first, then the question just below it.
+ * Question: is there a plan with no stage slower than tau? Earlier stages depend on the stages of a downset J only by (s, k), the
+ * replicas and devices of these: an earlier stage with d replicas has y = ceil((s + d) / d) micro-batches in flight, which rises
+ * with s, and k must stay within `devices`. So only Pareto-minimal (s, k) matter, and for one (s, k) and tensor degree only the
+ * least d that is fast enough: a larger d adds to both. By induction over downsets by size the answer is exact. Entries are dropped
+ * where too few devices are left for the earlier stages, even with memory for their fastest variants (look_back).
+ * The least tau: bisection; then the plan in hand is best if the question for just below its time has the answer no.
  *
- * Is a stage within tau? Most are decided by sums over downsets and never filled: too slow at their fastest, or fast enough and
- * small enough (layer_sums.h); of those that must exchange time for memory most by bounds at a handful of prices
- * (layer_prices.h). Then the heuristic and Lagrange's bound at its price; what is left is solved (layer_choice.h). Stages of like
- * nodes are one (layer_alike.h). */
+ * Is a stage within tau? Most stages are decided by sums over downsets: too slow with their fastest variants, or fast enough and
+ * small enough (layer_sums.h). Most of those that must give up time for memory are decided by bounds at a handful of prices of a
+ * byte (layer_prices.h). Then come the heuristic and the Lagrangian bound at its price; what is left is solved exactly
+ * (layer_choice.h). Stages of like nodes are decided once (layer_alike.h). */
 #include "csrc/plan/layer_alike.h"
 #include "csrc/plan/layer_choice.h"
 #include "csrc/plan/layer_prices.h"
@@ -26,7 +26,8 @@
 enum { MOST_CACHE_BITS = 16, LISTS = 1 << 23 }; /* LISTS: bytes, where the fastest variants take less */
 static const uint64_t COARSE = (uint64_t)1 << 63;
 
-/* With replica[r] of r < first no choice of a stage is within tau_s; found: with that of `first` the fastest is. */
+/* What is known of a stage at tau_s: with replica[r], r < first, no choice of variants is within it; found: with replica[first] the
+ * fastest one is. */
 typedef struct {
     double tau_s;
     int16_t first, found;
@@ -77,7 +78,7 @@ typedef struct {
     cached *cache;               /* [1 << cache_bits] */
     int cache_bits;
     int64_t searches;
-    int64_t asked; /* steps since somebody was asked whether to stop */
+    int64_t asked; /* steps since the last look whether the thread is told to stop */
 } search;
 
 static int
@@ -114,7 +115,7 @@ fill_pack(search *x, int i, int p, int t, int r)
     x->packed = stage;
 }
 
-/* The fastest variants of a stage, to the last bit. */
+/* The fastest variants of a stage, with time and bytes as a plan's are summed, to the last bit. */
 static void
 solve_fastest(search *x, int i, int p, int t, int r, fastest *fast)
 {
@@ -125,7 +126,7 @@ solve_fastest(search *x, int i, int p, int t, int r, fastest *fast)
     fast->known = EXACT;
 }
 
-/* The fastest variants of a stage by its sums: found when first asked for, most never are. */
+/* The fastest variants of a stage by differences of sums, up to rounding; made when first asked for, which most never are. */
 static void
 weigh_fastest(search *x, int i, int p, int t, int r, fastest *fast)
 {
@@ -140,7 +141,7 @@ weigh_fastest(search *x, int i, int p, int t, int r, fastest *fast)
         solve_fastest(x, i, p, t, r, fast);
 }
 
-/* Are the fastest variants of a stage within tau? Then up to which y they fit; -1 if not. */
+/* The largest y at which the fastest variants of a stage fit; -1 if even they are not within tau. */
 static int
 fastest_within(search *x, int i, int p, int t, int r, double tau)
 {
@@ -205,7 +206,7 @@ within(search *x, int i, int p, int t, int r, int y, double tau)
     return found <= tau;
 }
 
-/* The first stage that is like stage p of downset *i, and its downset: what is known of one holds for both. */
+/* The first stage that is like stage p of downset *i, and in *i its downset. */
 static int
 like_of(const search *x, int *i, int p)
 {
@@ -216,7 +217,8 @@ like_of(const search *x, int *i, int p)
     return x->pair_begin[*i] + *i - length;
 }
 
-/* The first number of replicas, of at most `most`, with which the fastest variants of a stage are within tau, or any behind it. */
+/* The index of the first number of replicas, at most `most`, with which the fastest variants of a stage are within tau; a larger
+ * index where there is none. */
 static int
 first_within(search *x, int i, int p, int t, double tau, int most)
 {
@@ -242,7 +244,7 @@ first_within(search *x, int i, int p, int t, double tau, int most)
     return first < end ? first : s->replicas;
 }
 
-/* Stages i \ j before each entry of j: the least d that is fast enough, for each tensor degree. */
+/* Put stage i \ j before each entry of downset j, for each tensor degree with the least d that is fast enough. */
 static void
 extend(search *x, int i, int p, double tau, int most_devices)
 {
@@ -282,8 +284,8 @@ extend(search *x, int i, int p, double tau, int most_devices)
     }
 }
 
-/* At least so many devices go to the stages before those of each downset, were there memory for the fastest variants; is that, for
- * all of them, no more than there are? */
+/* Fill need[]: the devices that the stages before those of each downset take at least, as if memory always sufficed for the fastest
+ * variants. 0 if all stages together need more than there are. */
 static int
 look_back(search *x, double tau)
 {
@@ -457,8 +459,8 @@ first_plan(search *x, double *low)
     return time < INFINITY ? time : probe(x, DBL_MAX);
 }
 
-/* The least time per sample, and a bound that no plan is below. Bisection halves what is open; the question just below the
- * best plan ends it. */
+/* The least time per sample and a bound that no plan is below. Bisection halves the open interval; it ends when there is no plan
+ * just below the best one's time. */
 static tp_status
 find_least(search *x, tp_layer_plan *plan)
 {

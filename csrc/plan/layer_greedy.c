@@ -1,4 +1,5 @@
-/* The choice of variants within a stage: Piper's heuristic, and what bounds it. */
+/* Piper's heuristic for the choice of variants within a stage: start from the fastest and exchange time for bytes, cheapest
+ * exchange first; and the linear-relaxation bound that this order gives. */
 #include "csrc/plan/layer_space.h"
 
 #include <math.h>
@@ -58,14 +59,14 @@ sort_exchanges(tp_layer_pack *pack, int count)
         }
 }
 
-/* Bytes that variant l saves where `now` is. */
+/* Bytes that variant l saves over the node's present variant `now`. */
 static inline double
 saved_bytes(const tp_layer_pack *pack, int now, int l, int y)
 {
     return (pack->a[now] - pack->a[l]) * y + pack->b[now] - pack->b[l];
 }
 
-/* Of pack->choice. */
+/* Time of pack->choice if that fits, else INFINITY. */
 static double
 time_if_it_fits(const tp_layer_pack *pack, int y)
 {
@@ -112,7 +113,7 @@ tp_layer_pack_greedy(tp_layer_pack *pack, int y)
     return time_if_it_fits(pack, y);
 }
 
-/* exchange[..] are by ratio but for a few; the same order as sort_exchanges. */
+/* Insertion sort of exchange[], most of which are in order by ratio; gives the same order as sort_exchanges. */
 static void
 mend_order(tp_layer_pack *pack, int count)
 {
@@ -131,7 +132,8 @@ mend_order(tp_layer_pack *pack, int count)
     }
 }
 
-/* From the fastest choice of `excess` bytes too many, exchanges in order; what saves nothing of it is last, and no exchange. */
+/* Make exchanges in order from the fastest choice, which is `excess` bytes too large. Those that save nothing stand last and are
+ * not made. */
 static double
 exchange_all(tp_layer_pack *pack, int y, int count, double excess)
 {

@@ -1,16 +1,16 @@
-/* Why a layer graph has no plan: the least memory_bytes in which one would fit, or too few devices or micro-batches.
+/* Why has a layer graph no plan? The least memory_bytes in which one would fit, or too few devices or micro-batches.
  *
- * As in layer_exact.c, what the stages of a downset leave to those before is (s, k), their replicas and devices: only
- * Pareto-minimal ones matter, and for one of them and a tensor degree only the least d with which a stage fits. So one pass
- * says whether a memory limit is enough. Where it is, the limit falls to what the plan found really takes, and the search ends when
- * a limit just below that is not enough. */
+ * As in layer_exact.c earlier stages depend on those of a downset only by (s, k), the replicas and devices of these: only
+ * Pareto-minimal ones matter, and for one of them and a tensor degree only the least d with which a stage fits. So one pass decides
+ * whether a limit of memory is enough. If it is, the limit is lowered to what the plan found needs, and so on until a limit just
+ * below that is not enough. */
 #include "csrc/plan/layer_space.h"
 
 #include <math.h>
 
 #include "csrc/base/deadline.h"
 
-enum { CELLS = 4000000, DOWNSETS = 2000 }; /* beyond, no more than a limit that is enough is told */
+enum { CELLS = 4000000, DOWNSETS = 2000 }; /* for larger graphs the error names a limit that is enough, not the least */
 
 typedef struct {
     int32_t s, k;    /* replicas and devices of this downset's stages */
@@ -31,7 +31,7 @@ typedef struct {
     int64_t asked;
 } space_search;
 
-/* The stage that needs most of the plan that a pass found. */
+/* The stage that needs most bytes in the plan that a pass found. */
 typedef struct {
     double bytes;
     int stage, stages, nodes, data, tensor;
@@ -100,7 +100,7 @@ most_in_flight(const space_search *x, int i, int j, int t, double limit)
     return low;
 }
 
-/* Stages i \ j before each entry of j. */
+/* Put stage i \ j before each entry of downset j, for each tensor degree with the least d with which it fits. */
 static void
 extend(space_search *x, int i, int j, double limit)
 {
@@ -175,7 +175,7 @@ look(space_search *x)
     return most;
 }
 
-/* Nothing fits, whatever the memory: what else is short. */
+/* The error where no plan exists whatever the memory: names what else is short. */
 static tp_status
 refuse_any(space_search *x)
 {
@@ -240,7 +240,7 @@ find_least(space_search *x)
                    ceil(best.bytes) - limit);
 }
 
-/* Of one stage of everything: enough, and found at once. */
+/* The error with the bytes of one stage of all nodes: enough, if not the least, and found at once. */
 static tp_status
 refuse_one_stage(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pack)
 {
@@ -265,7 +265,7 @@ refuse_one_stage(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pa
                    s->graph->devices, s->graph->memory_bytes, degree, ceil(best), ceil(best) - s->graph->memory_bytes);
 }
 
-/* *small 0: a graph that is too large to look at. */
+/* *small 0: the graph is too large for the search. */
 static tp_status
 open_search(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pack, space_search *x, int *small)
 {

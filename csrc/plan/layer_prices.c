@@ -1,11 +1,11 @@
-/* Lagrange's bound at a handful of prices, of all stages at once.
+/* Lagrangian bounds on the times of all stages at once, at a handful of prices of a byte.
  *
- * At price p let stage S choose for each node what has least time + p bytes: T(p) and M(p) in all. Then
+ * At price p let stage S choose for each node the variant of least time + p bytes: T(p) seconds and M(p) bytes in all. Then
  *     no choice within `memory` takes less than T(p) + p (M(p) - memory), at any p;
- * and between two prices p < q with M(p) > memory >= M(q), nodes go over from their choice at p to that at q one by one until the
- * stage fits. Each saves a byte in no more than q, and all but the last save less than M(p) - memory, so that
- *     some choice takes no more than T(p) + q (M(p) - memory) + what the last one adds, nor more than T(q).
- * T and M are differences of sums over downsets, but for the nodes at the rim, whose times have messages in them. */
+ * and between two prices p < q with M(p) > memory >= M(q) let nodes change from their choice at p to that at q, one by one, until
+ * the stage fits. Each change costs at most q seconds a byte saved, and all but the last save less than M(p) - memory, so
+ *     some choice takes no more than T(p) + q (M(p) - memory) + what the last change adds, nor more than T(q).
+ * T and M are differences of sums over downsets, except for nodes at the stage's rim, whose times include messages. */
 #include "csrc/plan/layer_prices.h"
 
 #include <math.h>
@@ -70,7 +70,7 @@ by_value(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-/* Prices at which as many nodes each go over from their fastest variant to another. */
+/* Set the prices so that from one to the next about the same number of nodes leave their fastest variant. */
 static void
 set_prices(const tp_layer_space *s, tp_layer_prices *prices, const double *alone_s, int t, int y, tp_layer_price_list *list)
 {
@@ -112,7 +112,8 @@ sum_list(const tp_layer_space *s, const double *alone_s, int t, int y, tp_layer_
     }
 }
 
-/* NULL: there are none. Where memory ends, so do lists, and no more: the packs know all that they do. */
+/* The prices for (tensor degree, replicas, y), made when first asked for. NULL: there are none. Where memory for lists runs out no
+ * more are made; that costs only time, as the packs decide everything that prices do. */
 static const tp_layer_price_list *
 list_of(const tp_layer_space *s, const tp_layer_sums *sums, tp_layer_prices *prices, int t, int r, int y)
 {

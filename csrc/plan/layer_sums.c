@@ -1,4 +1,5 @@
-/* A stage's nodes are those of downset i less those of downset j, and so are its sums but for messages, which only its rim has. */
+/* Sums over a stage's nodes as a difference of sums over two downsets, i less j; except for messages, which only nodes at its rim
+ * have. */
 #include "csrc/plan/layer_sums.h"
 
 #include <float.h>
@@ -82,7 +83,7 @@ tp_layer_sums_open(const tp_layer_space *s, tp_layer_sums *sums, int64_t *asked)
     return TP_OK;
 }
 
-/* What the variants of node n take in stage i \ j. */
+/* Seconds that each variant of node n takes in stage i \ j. */
 static void
 weigh_node(const tp_layer_space *s, int i, int j, int n, int t, int d, double *time_s)
 {

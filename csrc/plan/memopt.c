@@ -1,4 +1,5 @@
-/* A stage's least time W (memopt.h): prefix sums over nodes, the linear relaxation by a wavelet matrix, and a memo of answers. */
+/* The least time W of a stage within its memory (memopt.h): prefix sums over nodes, the linear relaxation by a wavelet matrix, and
+ * a memo of answers. */
 #include "csrc/plan/memopt_search.h"
 
 #include <float.h>
@@ -29,7 +30,7 @@ take(tp_memopt *m, size_t count, size_t size, void *out)
     return TP_OK;
 }
 
-/* Sums in long double, so that each is the double nearest to the true one and a difference of two has two roundings. */
+/* Prefix sums, added in long double: so each is the double nearest to the true sum, and a difference of two has two roundings. */
 static void
 sum_before(const double *values, const double *more, int n, double *sums)
 {
@@ -265,7 +266,7 @@ find_known(tp_memopt *m, int x, int i, int j, tp_memopt_known **out)
     return TP_OK;
 }
 
-/* Its entry, the relaxation taken into account. */
+/* The memo's entry of a stage, with the relaxation's bound in it. */
 static tp_status
 known_of(tp_memopt *m, int x, int i, int j, const tp_memopt_range *relaxed, tp_memopt_known **out)
 {
@@ -286,7 +287,8 @@ tp_memopt_low(tp_memopt *m, int x, int i, int j, double *low_s)
     return TP_OK;
 }
 
-/* Searches until W <= enough or more, the second time to the end, and keeps what came of it: a set in any case. */
+/* Search until W is known to be at most `enough` or more than that, a second time to the end, and keep the result in the memo: a
+ * set in any case. */
 static tp_status
 learn(tp_memopt *m, int x, int i, int j, double enough, double cutoff, double within, tp_memopt_known *known)
 {
@@ -319,8 +321,8 @@ tp_memopt_decide(tp_memopt *m, int x, int i, int j, double enough, double cutoff
     return TP_OK;
 }
 
-/* Bytes that recomputation leaves to the bus, from the first node on: the earliest tensor has the longest time to go out
- * and come back. */
+/* Choose the bytes to swap that recomputation leaves over, from the first node on: the earliest tensor has the longest time to go
+ * out and come back. */
 static void
 swap_rest(const tp_memopt *m, int i, int j, double rest, const uint8_t *recompute, double *swap_bytes)
 {

@@ -1,4 +1,4 @@
-/* Base sets of tensors, and the reduced cost of every change to one, by the linear bound of memopt_pairs.c. */
+/* Base sets of recomputed tensors, and the reduced cost of every change to them, by the linear bound of memopt_pairs.c. */
 #include "csrc/plan/memopt_search.h"
 
 #include <stdlib.h>

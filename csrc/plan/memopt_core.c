@@ -13,8 +13,8 @@
 #include "csrc/base/deadline.h"
 
 enum {
-    CORE = 1000,  /* states after which meeting in the middle is quicker */
-    WIDE = 8192, /* that are left at once, from where on it takes dominance to go on where tensors tie */
+    CORE = 1000,  /* states after which meeting in the middle (memopt_pairs.c) is quicker */
+    WIDE = 8192, /* where tensors tie: with more states at once the search goes on only while dominance drops a quarter of all */
     CHANGED = 2,  /* the list of states with a change */
 };
 
@@ -89,7 +89,7 @@ push(core *c, double r, double s, int parent, int item)
     return at;
 }
 
-/* What bound_of makes of bytes that are missing, or too many, once the core has grown. */
+/* The terms of bound_of after the core has grown: what bytes that are missing, or too many, cost. */
 typedef struct {
     double goal, width, most, up, down, limit; /* up, down: seconds of a byte more and less; +inf and 0 where no tensor is left */
 } prospect;
@@ -107,7 +107,7 @@ look_ahead(const core *c)
                      less / (1.0 + width * less), limit_of(c)};
 }
 
-/* May the state (r, s) lead to less than what is known? */
+/* May the state (r, s) lead to less than the best known value? */
 static inline int
 leads_on(const core *c, const prospect *o, double r, double s)
 {
@@ -117,7 +117,7 @@ leads_on(const core *c, const prospect *o, double r, double s)
     return o->most + r + (missing > 0.0 ? o->up : o->down) * missing < o->limit;
 }
 
-/* The states with an item changed that may count; their `at` is the parent's. */
+/* List the states with an item changed that may still count; their `at` is the parent's. */
 static void
 change_all(core *c, const prospect *o, double dr, double ds)
 {
@@ -131,7 +131,7 @@ change_all(core *c, const prospect *o, double dr, double ds)
     c->changed = length;
 }
 
-/* Those beside every state without the change, less what another dominates. */
+/* Merge these with the states without the change, leaving out dominated ones. */
 static void
 merge(core *c, prospect *o, int item)
 {
@@ -162,7 +162,7 @@ merge(core *c, prospect *o, int item)
     c->now = 1 - c->now;
 }
 
-/* Every state with item k changed (sign 1: added, -1: removed) beside every state without. */
+/* Decide item k: every state with it changed (sign 1: added, -1: removed), and every state without the change. */
 static tp_status
 expand(core *c, int k, int sign)
 {
@@ -225,8 +225,8 @@ write_chosen(const core *c, int start)
         m->chosen[m->item[m->pool[at].item]] ^= 1;
 }
 
-/* Until the core holds all there is, nothing more is asked, or so many states have been seen. tied: no bound tells sets apart, and
- * only dominance can: sums of whole numbers meet, those of others never do. */
+/* Expand until the core holds all items, or the question is answered, or `states` states were seen. tied: no bound tells sets
+ * apart, only dominance can: where sizes are whole numbers sums meet, otherwise never. */
 static tp_status
 expand_core(core *c, int64_t states, int tied)
 {
@@ -264,7 +264,7 @@ expand_core(core *c, int64_t states, int tied)
     return TP_OK;
 }
 
-/* The core search for what is easy; then whichever bounds better, as far as it goes. */
+/* The core search for easy stages; then whichever search bounds better, as far as the limit allows. */
 static tp_status
 search_stage(tp_memopt_stage *t)
 {

@@ -54,7 +54,7 @@ open_room(tp_memopt *m)
     return TP_OK;
 }
 
-/* The changes that cost least, a list's each in turn: CLOSE of them, and what is no dearer but for rounding. */
+/* Deal the cheapest changes to the lists in turn: CLOSE of them, and those that are as cheap up to rounding. */
 static int
 deal(four *f)
 {
@@ -69,7 +69,7 @@ deal(four *f)
     return taken;
 }
 
-/* Subsets of a list's items by rising key, those about a fourth of the target where they are more than SETS. */
+/* List the subsets of a list's items by rising key; where they are more than SETS, only those near a fourth of the target. */
 static void
 list_subsets(four *f, int which)
 {
@@ -136,7 +136,7 @@ end_of(const four *f, int b)
     return b + 1 < BUCKETS ? f->room->start[b + 2] : f->count;
 }
 
-/* The third and the fourth list against the buckets. */
+/* Look up each pair of the third and the fourth list in the buckets. */
 static void
 look(four *f, int best[LISTS])
 {
@@ -168,7 +168,7 @@ look(four *f, int best[LISTS])
     }
 }
 
-/* So wide that about BUCKETS pairs are within, by how far apart the middle half of a list is. */
+/* The width of a window with about BUCKETS pairs in it, by how far apart the middle half of a list lies. */
 static double
 window_of(const four *f)
 {

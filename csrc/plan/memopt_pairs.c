@@ -45,7 +45,7 @@ typedef struct {
     int length[2], used, room, cut; /* cut: a list was full, so that not all was seen */
 } pairs;
 
-/* The entries of a list with a change, those alone that may count: the dearer the change, the fewer. */
+/* List the entries with a change added that may still count: the dearer the change, the fewer. */
 static int
 change_all(const pairs *p, const entry *in, int of, tp_memopt_change c, entry *out)
 {
@@ -67,7 +67,7 @@ comes_first(const entry *x, const entry *y)
     return x->count != y->count ? x->count < y->count : x->r != y->r ? x->r < y->r : x->s >= y->s;
 }
 
-/* A list and itself with the change, merged, less what another dominates. */
+/* Merge a list with itself plus the change, leaving out dominated entries. */
 static void
 expand(pairs *p, int which, tp_memopt_change c)
 {
@@ -168,7 +168,8 @@ look(pairs *p)
     p->t->m->states += p->used;
 }
 
-/* *low: no set of this base is below it. Until one is good enough, or none counts, or a list is full. */
+/* Search with growing gamma until a set is good enough, or no other can count, or a list is full. *low: no set of this base is
+ * below it. */
 static tp_status
 deepen(pairs *p, double *low)
 {
@@ -177,7 +178,7 @@ deepen(pairs *p, double *low)
     int reach = FIRST;
     tp_memopt_base_list(t, fmin(t->best, t->cutoff), base);
     *low = fmax(*low, fmin(base->bound * (1.0 - 1e-13), fmin(t->best, t->cutoff)));
-    p->gamma = fmax(0.0, *low - base->bound); /* what is nearer is known */
+    p->gamma = fmax(0.0, *low - base->bound); /* sets nearer to the base are known */
     for (;;) {
         double limit = fmin(t->best, t->cutoff), all = fmax(0.0, limit - base->bound);
         if (tp_memopt_settled(t) || *low >= limit * (1.0 - 1e-12))
@@ -198,7 +199,7 @@ typedef struct {
     double rate, bound;
 } tally;
 
-/* The bound of sets of as many tensors; +inf where there are none, or none that counts. */
+/* The bound of sets with as many tensors as `side` says; +inf where there are none, or none that counts. */
 static void
 weigh(const pairs *p, tally *side)
 {
@@ -211,8 +212,8 @@ weigh(const pairs *p, tally *side)
     side->bound = p->base->bound;
 }
 
-/* Sets of each number of tensors apart, from the linear relaxation's own outwards, the least bound first; nothing where that
- * leaves what is unknown about as wide as it was. */
+/* Search the sets of each number of tensors apart, from the linear relaxation's number outwards, the least bound first; not at all
+ * where that would leave the open gap about as wide as it is. */
 static tp_status
 count_apart(pairs *p, double *low)
 {

@@ -64,7 +64,7 @@ open_smooth(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int
     return TP_OK;
 }
 
-/* By start: how long a slice may be that costs at most `most`. */
+/* reach[start]: the longest slice from there that costs at most `most`. */
 static void
 reach_of(const tp_slice_cost *a, const tp_slice_cost *b, int cap, double most, int *reach)
 {
@@ -81,7 +81,7 @@ reach_of(const tp_slice_cost *a, const tp_slice_cost *b, int cap, double most, i
     }
 }
 
-/* Where the rows of the dense tables begin. */
+/* Lay out the rows of the dense tables: where each begins. */
 static tp_status
 open_rows(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, double most, const size_t **out)
 {
@@ -95,14 +95,14 @@ open_rows(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int c
     if (most < INFINITY && a->table != NULL && (b == NULL || b->table != NULL))
         reach_of(a, b, cap, most, reach);
     row[0] = 0;
-    for (int j = 0; j < n; j++) /* one more than its length at least: kernels round up */
+    for (int j = 0; j < n; j++) /* at least one entry more than the row's length: kernels round up */
         row[j + 1] = row[j] + ((size_t)reach[j] / TP_SLICE_BLOCK + 1) * TP_SLICE_BLOCK;
     *out = row;
     return TP_OK;
 }
 
-/* Each start's costs, up to the end of its row. A caller's table is by length, the rows are by start: transpose by tiles that
- * stay in cache. */
+/* Fill the rows, one for each start. A caller's table is by length, the rows are by start: a transpose by tiles that stay in cache.
+ * */
 static void
 fill_rows(const tp_slice_cost *cost, tp_slice_table *t)
 {
@@ -127,7 +127,7 @@ fill_rows(const tp_slice_cost *cost, tp_slice_table *t)
         }
 }
 
-/* +inf beyond the cap, the end, and the memory. */
+/* Set costs beyond the cap, the end of the sequence, and the memory to +inf. */
 static void
 close_rows(const tp_slice_memory *memory, int cap, tp_slice_table *t)
 {
@@ -201,7 +201,7 @@ open_table(tp_arena *arena, const tp_slice_dp *dp, const tp_slice_cost *a, const
     return t->smooth ? open_smooth(arena, a, b, dp->cap, t) : open_dense(arena, a, b, dp->cap, memory, t);
 }
 
-/* The sum of two dense tables that are open: their costs need not be read again. */
+/* Open the sum of two dense tables that are open already, so that the caller's costs are not read again. */
 static tp_status
 open_dense_sum(tp_arena *arena, tp_slice_dp *dp)
 {
@@ -240,7 +240,7 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
     int smooth = cost->table == NULL && (message == NULL || message->table == NULL) &&
                  (backward == NULL || backward->table == NULL);
     tp_slice_memory memory = options->memory;
-    if (tp_slice_held(&memory, n - cap, cap)) /* the neediest slice of all: it never binds */
+    if (tp_slice_held(&memory, n - cap, cap)) /* the slice that needs most fits: the limit never binds */
         memory.limit_bytes = 0.0;
     dp->n = n;
     dp->sum.smooth = smooth;
@@ -265,7 +265,7 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
         TP_TRY(open_table(arena, dp, backward, message, &memory, &dp->limit[1]));
         if (later)
             TP_TRY(open_dense_sum(arena, dp));
-        dp->limit[2] = dp->sum; /* no slice of a plan costs more in both together than the largest of each */
+        dp->limit[2] = dp->sum; /* f + b of a plan's slice is at most its max f + max b */
     }
     if (smooth && memory.limit_bytes > 0.0)
         TP_TRY(open_memory(arena, &memory, dp));
@@ -425,14 +425,14 @@ tp_slice_dp_backward(tp_slice_dp *dp)
     }
 }
 
-/* A summand of tp_slice_row, whatever the length. */
+/* A summand of tp_slice_row, for any length. */
 static double
 summand_at(const tp_slice_table *t, int start, int length)
 {
     return t->smooth ? tp_slice_row(t, start)[length] : tp_slice_at(t, start, length);
 }
 
-/* Within the thresholds of the last search, but for the rounding of the sums that a kernel compares. */
+/* Is the slice within the thresholds of the last search, up to the rounding of the sums that a kernel compares? */
 static int
 is_within(const tp_slice_dp *dp, int start, int length)
 {
@@ -444,7 +444,7 @@ is_within(const tp_slice_dp *dp, int start, int length)
     return within;
 }
 
-/* From j >= 1 on, the next start whose slice to e gives a sum of at most `most`; e: none. */
+/* The next start from j >= 1 on whose slice to e gives a sum of at most `most`; e: there is none. */
 static int
 next_start(const tp_slice_dp *dp, int j, int e, double most)
 {

@@ -14,18 +14,18 @@
 #include "csrc/base/deadline.h"
 #include "csrc/plan/slice_dp.h"
 
-#define EDGE_ROOM 24000 /* of the reduced graph; with more edges searches over all slices are as cheap */
-#define DEEP 3e-2       /* how far down, of its box, it is made at most */
-#define FIRST_DEEP 3e-3 /* and at first */
-#define NEAR 5e-3       /* relative excess of a path over its box, below which it is tried */
-#define THIN 1e-3       /* part of a box that is split off from it at least */
-#define STEP 3e-3       /* a relative step of a box's corners from which on it is searched again */
-#define MUCH 2e-3       /* relative gain that shows the way from a hint to better thresholds */
-#define MEANT 1e-9      /* of the latency, the most that a plan may be slower than the best one and be called optimal */
-#define FINE 256        /* units, with more of which coarser ones say where to begin */
-#define WIDE 200        /* edges that are worth a reduction of their own */
+#define EDGE_ROOM 24000 /* edges of the reduced graph; with more, searches over all slices are as cheap */
+#define DEEP 3e-2       /* the reduced graph is made for at most this part of its box, from the top */
+#define FIRST_DEEP 3e-3 /* and at first for this part */
+#define NEAR 5e-3       /* it is tried where a path's relative excess over its box is below this */
+#define THIN 1e-3       /* least part of a box that is split off */
+#define STEP 3e-3       /* a box whose corners moved by this relative step is searched again */
+#define MUCH 2e-3       /* a relative gain below this shows no direction from a hint to better thresholds */
+#define MEANT 1e-9      /* a plan that is slower than the best by at most this part of the latency is called optimal */
+#define FINE 256        /* with more units than this a coarser granularity says where to begin */
+#define WIDE 200        /* edges above which a reduction of their own is worth it */
 #define APART 0.02      /* first relative step of either threshold around the best ones so far */
-#define FEW_APART 0.16  /* and where a search takes next to nothing */
+#define FEW_APART 0.16  /* the same where a search takes next to nothing */
 #define LAST_APART 4e-3
 #define MOST_APART 60   /* such searches; twice as many where they take next to nothing */
 
@@ -78,7 +78,7 @@ push(apart *a, const box *b)
     return TP_OK;
 }
 
-/* The largest costs of the path just found; a better plan is kept. */
+/* The largest costs of the path just found; the path is kept if it is the best plan so far. */
 static void
 settle(apart *a, double largest[2])
 {
@@ -144,15 +144,15 @@ is_empty(const box *b)
     return b->low[0] > b->high[0] || b->low[1] > b->high[1] || b->low[2] > b->high[2];
 }
 
-/* How much more than the box has room for the largest costs of a path in it are. */
+/* By how much the largest costs of a path in the box, together, exceed what the box allows. */
 static double
 excess_of(const box *b, const double largest[2])
 {
     return (largest[0] + largest[1]) / b->high[2] - 1.0;
 }
 
-/* Two boxes for one, neither of which holds the path just found. After tighten, its largest costs are more than the box has
- * room for: half of the excess is cut off from either side. Where that is no more than rounding: a better plan has max f <
+/* Divide a box into two, neither of which holds the path just found. After tighten the path's largest costs together exceed what
+ * the box allows: half of the excess is cut off from either side. Where the excess is only rounding: a better plan has max f <
  * largest[0], or max f >= largest[0] and max b < largest[1]. */
 static tp_status
 branch(apart *a, const box *b, const double largest[2])
@@ -173,8 +173,8 @@ branch(apart *a, const box *b, const double largest[2])
     return is_empty(&left) ? TP_OK : push(a, &left);
 }
 
-/* Where the step to the box's new corners was larger than the excess, a search within them is worth more than two parts. Where
- * there was no step it would find the same path again, even one that rounding puts inside the box. */
+/* Search the box again, rather than divide it? Yes where its corners moved by more than the excess. Where they did not move the
+ * search would find the same path again, even one that only rounding puts inside the box. */
 static int
 is_worth_a_search(const box *b, double shrunk, const double largest[2])
 {
@@ -187,8 +187,8 @@ proceed(apart *a, const box *b, double shrunk, const double largest[2])
     return is_worth_a_search(b, shrunk, largest) ? push(a, b) : branch(a, b, largest);
 }
 
-/* Finish the box, of which largest[] is the path just found, in the reduced graph, which is reduced further with every part
- * that has much fewer edges. */
+/* Finish the box in the reduced graph, which is reduced further for every part of the box with much fewer edges. largest[]: of the
+ * path just found in it. */
 static tp_status
 finish(apart *a, const box *start, double step, const double largest_of[2])
 {
@@ -242,7 +242,7 @@ reduce(apart *a, box *b, double step, const double largest[2], int *done)
     return finish(a, &upper, step, largest);
 }
 
-/* The box in two, by what max f + max b is, then the upper one in two: its floor is what bounds its parts. */
+/* Divide the box in two by max f + max b, then the upper part in two again: that part's floor bounds its parts. */
 static tp_status
 split(apart *a, box *b, double least, double excess, const double largest[2])
 {
@@ -262,7 +262,7 @@ examine(apart *a, box b)
 {
     double largest[2], shrunk;
     while (b.bound < goal_of(a) && !is_empty(&b)) {
-        if (is_late(a)) /* whoever takes it up again says what is left of it */
+        if (is_late(a)) /* the box goes back as it is: its bound counts in the plan's */
             return push(a, &b);
         double least = search(a, b.high, largest);
         a->plan->boxes++;
@@ -347,7 +347,8 @@ probe(apart *a, const double corner[2], double low, double high, int steps)
     }
 }
 
-/* Around the hint. Coarse units may hide short slices, and their best thresholds are then far from the best ones here. */
+/* Try thresholds around the hint. Coarse units may hide short slices, so the best thresholds there may be far from the best here.
+ * */
 static void
 probe_hint(apart *a, const double hint[2])
 {
@@ -363,9 +364,9 @@ probe_hint(apart *a, const double hint[2])
     probe(a, hint, 0.985 * at, 1.01 * at, 3);
 }
 
-/* From there, each threshold apart: where forward and backward are unlike, or noisy, they are not best in the hint's proportion.
- * Tables with 3 % of noise began 1.3 % above the optimum and took 82 boxes, now 60. Of many units a second step is worth its
- * searches only after a gain. */
+/* Then move each threshold by itself: where forward and backward are unlike, or noisy, the best ones are not in the hint's
+ * proportion. Tables with 3 % of noise began 1.3 % above the optimum and took 82 boxes, now 60. With many units a second step is
+ * worth its searches only after a gain. */
 static void
 probe_apart(apart *a)
 {

@@ -1,4 +1,4 @@
-/* What the slice planners share: costs in, plans out. */
+/* What the slice planners share: checks of costs and memory, and filling in a plan. */
 #include "csrc/plan/plan.h"
 
 #include <float.h>
@@ -23,8 +23,8 @@ fail_cell(const char *where, double x)
                    isnan(x) ? NAN : x); /* NAN: of the two signs the one that prints without */
 }
 
-/* Whether a cost of this length is bad, and the least of them. Lanes and no way out before the end: so the compiler uses
- * vectors, and tables of many megabytes are read as fast as memory gives them. */
+/* Is a cost of this length bad, and which is the least? In lanes and without an early exit, so that the compiler uses vectors and
+ * tables of many megabytes are read at the speed of memory. */
 static int
 check_length(const double *row, int count, double *least)
 {
