@@ -1,4 +1,4 @@
-"""JSON files that say what they are, written whole or not at all."""
+"""Files of this package: JSON that names its format and version, written whole or not at all; and checks of users' paths."""
 from __future__ import annotations
 
 import errno
@@ -18,8 +18,8 @@ _THERE = "the file is there: another name would be right"
 
 
 def path_of(name: str, value: Any, look: bool = True) -> Path:
-    """The path that ``value`` is; a TypeError, ValueError or (from where the working directory is gone) FileNotFoundError names the
-    argument, an OSError the path of which cannot be told whether something is there (look False: the caller finds out)."""
+    """``value`` as a path. A TypeError, ValueError or (where the working directory is gone) FileNotFoundError names the argument;
+    an OSError names the path where the system does not tell whether something is there (look=False: leave that to the caller)."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise InvalidTypeError(f"{name} is {brief(value)}: the name of a file or folder, a str or a Path, would be right")
@@ -44,7 +44,7 @@ def path_of(name: str, value: Any, look: bool = True) -> Path:
 
 
 def no_folder(path: Path) -> Path:
-    """The path of a file, there or not; IsADirectoryError if a folder is."""
+    """The path of a file, whether it exists or not; IsADirectoryError if it is a folder."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is there: the name of a file would be right", str(path))
     return path
@@ -79,7 +79,7 @@ def make_folders(path: Path) -> None:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError inside that names no file, as one of a write or an fsync does not, names this one."""
+    """Context in which an OSError without a file's name, such as a write's or an fsync's, gets this one's."""
     try:
         yield
     except OSError as error:
@@ -89,7 +89,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def loads(raw: bytes | str) -> Any:
-    """What JSON says; a ValueError also where it is no UTF-8, or nested beyond reason."""
+    """The value of a JSON text; a ValueError also where it is no UTF-8 or nested beyond reason."""
     try:
         return json.loads(raw if isinstance(raw, str) else raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -104,7 +104,8 @@ def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
 
 
 def _name(temporary: Path, target: Path, new: bool) -> None:
-    """Give what was written its name; new: FileExistsError if something has it, told by the one call that cannot be overtaken."""
+    """Rename the finished file to its target. new: FileExistsError if that exists, found by link(), which no other process can
+    overtake."""
     if new:
         try:
             os.link(temporary, target)
@@ -119,10 +120,11 @@ def _name(temporary: Path, target: Path, new: bool) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) -> None:
-    """Write beside ``path`` (UTF-8; what of a file name is not, escaped), flush to the disk, then rename: a reader sees the old
-    file or the new one, whose mode is the old one's. An OSError names the file; FileExistsError where it is to be ``new``."""
+    """Write a temporary file beside ``path`` (UTF-8; bytes of file names that are none are escaped), flush it to the disk, and
+    rename it: a reader sees the old file or the new one, which keeps the old one's mode. An OSError names the file; FileExistsError
+    where the file must be ``new`` and exists."""
     given = no_folder(path_of("path", path))
-    if given.exists() and not given.is_file():       # a device, a pipe: there is no beside, and it stays what it is
+    if given.exists() and not given.is_file():       # a device or a pipe is written to, not replaced
         with given.open("w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
         return

@@ -1,7 +1,8 @@
-"""The script of a rank's process (ranks.py): it takes care to end with its launcher before it imports what takes a second.
+"""The script of a rank's process (ranks.py). Before it imports the package, which takes a second, it sees to it that the process
+ends if its launcher does.
 
-The launcher's pidfd, the last word, tells its end to whoever runs. Who was stopped (SIGSTOP) hears nothing until the kernel
-continues it, for which it must have asked.
+The launcher's pidfd, the script's last argument, tells a running process of the launcher's end. A stopped process (SIGSTOP) would
+not notice: so it asks the kernel to continue it then.
 """
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ PATHS = "TERAPIPE_SYS_PATH"  # ranks.py: the launcher's sys.path, absolute
 
 
 def continue_at_launchers_end() -> None:
-    """SIGCONT and no signal that ends: it comes at the end of the thread that launched, too, which a run may outlive."""
+    """Ask for SIGCONT at the launcher's end. Not for a signal that kills: the kernel sends it at the end of the launching THREAD,
+    which a run may outlive."""
     with suppress(ImportError):  # a Python can be built without it
         import ctypes
 

@@ -1,4 +1,4 @@
-"""The step folders of a run: found, put in place as a whole, and what killed writers left of them."""
+"""The step folders of a run: put in place as a whole, and cleaned up after writers that were killed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def step_folders(run_folder: Path) -> list[Path]:
 
 
 def put_aside(run_folder: Path) -> list[tuple[Path, Path, int]]:
-    """(folder, the step folder it was, whose process put it aside): what `put_in_place` leaves when it is killed. Where there is
-    no such step folder it is the only checkpoint of its step."""
+    """(folder, the step folder that it was, pid of the process that put it aside) of each folder that a killed `put_in_place` left.
+    Where the step folder does not exist it is the only checkpoint of its step."""
     if not run_folder.is_dir():
         return []
     found = ((p, ASIDE.fullmatch(p.name)) for p in run_folder.iterdir())
@@ -31,7 +31,7 @@ def put_aside(run_folder: Path) -> list[tuple[Path, Path, int]]:
 
 
 def remove_stale(run_folder: Path) -> None:
-    """Leftovers of processes that were killed while they wrote."""
+    """Remove what killed writers left; a step's only checkpoint gets its name back."""
     for path in run_folder.iterdir():
         match = TEMPORARY.fullmatch(path.name)
         if match and not _alive(int(match[1])):

@@ -1,4 +1,4 @@
-"""Threads that the system may refuse."""
+"""Starting threads, which the system may refuse to create, and joining them, also after Ctrl-C."""
 from __future__ import annotations
 
 import resource
@@ -11,8 +11,8 @@ __all__ = ["Worker", "no_thread", "refused", "start_all"]
 
 
 class Worker(threading.Thread):
-    """A thread whose join() waits for its end also behind a join() that Ctrl-C left: Python 3.11's takes it for ended from then on
-    (what bpo-45274 came to)."""
+    """A thread whose join() waits for its end even after Ctrl-C interrupted an earlier join(): Python 3.11's takes the thread for
+    ended from then on (a result of bpo-45274)."""
 
     def __init__(self, work: Callable[..., None], *args: object, name: str) -> None:
         super().__init__(target=work, args=args, name=name)
@@ -30,7 +30,7 @@ class Worker(threading.Thread):
 
 
 def no_thread(error: BaseException, what: str) -> ExecutionError:
-    """What to raise where Python said so of the thread for ``what``."""
+    """The error to raise where Python could not start the thread for ``what``."""
     memory, processes = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
     limits = [f"{name} (ulimit {letter} is {limit // unit} now)" for name, letter, limit, unit in (
         ("address space", "-v", memory, 1024), ("processes and threads of this user", "-u", processes, 1))
@@ -40,13 +40,13 @@ def no_thread(error: BaseException, what: str) -> ExecutionError:
 
 
 def refused(error: BaseException) -> bool:
-    """Is it Python's, of a thread that cannot be had? A signal's handler may raise a RuntimeError of its own meanwhile."""
+    """Whether the error is Python's for a thread that cannot be started, and not, for example, a signal handler's RuntimeError."""
     return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
 
 def start_all(threads: Sequence[threading.Thread], give_up: Callable[[str], None]) -> None:
-    """Start each; where one cannot be, tell those before it by give_up(why), wait for their end, and raise ExecutionError; so for
-    what a signal's handler raises, as Ctrl-C does, which is raised as it is."""
+    """Start all threads. Where one cannot be started, tell the others by give_up(why), wait for their end, and raise
+    ExecutionError. The same where a signal handler raises, as Ctrl-C does; its exception is raised as it is."""
     for started, thread in enumerate(threads):
         try:
             thread.start()

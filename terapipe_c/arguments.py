@@ -30,14 +30,14 @@ MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that says what was wrong, and does not bury it under all of its flags."""
+    """A parser whose errors say what is wrong without the list of all flags."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"usage: {self.prog} [options]; {self.prog} --help lists them\n{self.prog}: error: {message}\n")
 
 
 class _Once(argparse.Action):
-    """Of what a positional argument may say too."""
+    """An option whose value a positional argument may give, too; both at once are an error."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
@@ -233,8 +233,8 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
 
 
 def plan_flags_given(parser: argparse.ArgumentParser, command: str, argv: Sequence[str]) -> list[str]:
-    """Those of `plan_flags` that are on this command line, whether or not they say what is the default. ``parser``: one of
-    :func:`build_parser`, which is of no use afterwards."""
+    """Flags of `plan_flags` that are on this command line, even with their default values. parser: from :func:`build_parser`; it
+    cannot be used afterwards."""
     known = argparse.ArgumentParser(add_help=False)
     plan_flags(known)
     subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
@@ -271,7 +271,7 @@ def picture_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _something(text: str) -> str:
-    """Of a variable of the shell that is not set, most likely: taken for no option at all, it would be overlooked."""
+    """A text that is not empty: an empty one, most likely a shell variable that is not set, would be taken for no option at all."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty: a value, or no such option, would be right")
     return text
@@ -321,7 +321,7 @@ def _listed(node: ast.expr) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Lists and numbers in it: what is repeated within what is repeated counts as often."""
+    """The number of lists and numbers in a value; nested repetitions multiply."""
     return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 

@@ -17,14 +17,15 @@ DTYPES = {"cpu": ("float32",), "cuda": ("bf16", "float32")}   # the first is wha
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend and the type of its activations: what sizes and results depend on, besides the plan."""
+    """A backend and the type of its activations: besides the plan, sizes and results depend on these."""
 
     name: str = "cpu"
     dtype: str = "float32"
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of `_core.Engine` and `_core.rank_memory`. ExecutionError where the package was built without it."""
+        """Keyword arguments for `_core.Engine` and `_core.rank_memory`. ExecutionError where the package was built without the
+        backend."""
         return {} if self.name == "cpu" else {"provider": cuda.load().provider, "dtype": self.dtype}
 
 
@@ -39,8 +40,8 @@ def choose(name: Any = "cpu", dtype: Any = None) -> Backend:
 
 
 def own_gpu(local_rank: int) -> int:
-    """The GPU of one of several processes that a launcher has started on this machine: that of its number, or the one that the
-    launcher shows it."""
+    """The GPU of one of several processes that a launcher has started on this machine: the one with its local rank as number, or
+    the only one that the launcher lets it see."""
     shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return 0 if len(shown) == 1 else local_rank
 

@@ -1,4 +1,4 @@
-"""Nodes from a PyTorch model: traced, timed node by node, what autograd saves counted. Needs torch."""
+"""Makes the planners' nodes from a PyTorch model: traces it, times it node by node, and counts what autograd saves. Needs torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: by global parameter name, never by stage; written together by all ranks; whole or not there at all.
+"""Checkpoints: tensors by global parameter name, never by stage; all ranks write one together; it appears whole or not at all.
 
     runs/a/step-00000050/model.safetensors       parameters, by the names of Hugging Face's GPT2LMHeadModel
                          optimizer.safetensors   AdamW's moments: exp_avg.<name> and exp_avg_sq.<name>
@@ -89,8 +89,8 @@ def param_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def check_params(what: str, params: Any, model: Any) -> Params:
-    """Those of the model's parameters, in canonical order; a TypeError or ValueError that begins with `what` where one is no
-    float32 array, missing, of another shape, or another model's."""
+    """The model's parameters from `params`, in canonical order; a TypeError or ValueError that begins with `what` where one is no
+    float32 array, is missing, has another shape, or is another model's."""
     if not isinstance(params, Mapping):
         raise InvalidTypeError(f"{what} is {brief(params)}: {{name: float32 array}}, as of tp.init_params, would be right")
     for name, value in params.items():
@@ -107,8 +107,8 @@ def check_params(what: str, params: Any, model: Any) -> Params:
 
 
 def check_names(what: str, params: Mapping[str, Any], model: Any) -> None:
-    """ValueError that begins with `what` where a name is no parameter of the model: what is left out of a deeper one would train
-    and not be that model. The head of a tied embedding, which PyTorch names too, may be among them, if it is the embedding."""
+    """ValueError that begins with `what` where a name is no parameter of the model: otherwise part of a deeper model would silently
+    train as this one. A tied embedding's head, which PyTorch names too, is allowed if it equals the embedding."""
     shapes = param_shapes(model)
     for name in params:
         if name not in shapes and not (name == "lm_head.weight" and np.array_equal(params[name], params["transformer.wte.weight"])):

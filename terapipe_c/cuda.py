@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and why they cannot be used where they cannot.
+"""Which GPUs does this machine have, and if none can be used, why?
 
     tp.cuda.device_count()   # 0 where there is no driver: nothing raises
     tp.cuda.why_not()        # None, or a sentence

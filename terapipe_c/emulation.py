@@ -1,4 +1,4 @@
-"""The real engine and communicator with kernels replaced by timed waits: any cluster on one machine."""
+"""Runs a plan of any cluster on one machine: the real engine and communicator, with kernels replaced by timed waits."""
 from __future__ import annotations
 
 import html
@@ -87,7 +87,7 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
 
 
 def _durations(plan: Plan, costs: CostModel) -> dict[str, Any]:
-    """Of the plan's instructions under other costs. What swaps take is the cluster's."""
+    """Seconds of the plan's instructions under other costs; swaps keep the plan's, which are the cluster's."""
     links = Links.of(plan.cluster, plan.ranks, plan.data_parallel)
     if plan.schedule == OWN:                # stages may be on any ranks; what is made again takes what it took
         out = costs.durations(plan.program, partition=plan.stages, slicing=plan.slicing, model=plan.model, links=links)

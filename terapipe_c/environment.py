@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, as torchrun, mpirun or srun say it in the environment."""
+"""Which rank of how many is this process? As torchrun, mpirun or srun tell it in the environment."""
 from __future__ import annotations
 
 import hashlib
@@ -25,7 +25,7 @@ class Place:
     host: str  # of rank 0
     port: int
     ports: int  # rank 0 listens at the first free one of port .. port + ports - 1
-    token: str  # of the job: who has another one belongs to another job
+    token: str  # names the job: a process with another token belongs to another job
 
 
 @dataclass(frozen=True)

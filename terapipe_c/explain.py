@@ -1,4 +1,4 @@
-"""A plan in words: :func:`explain` fits a screen, however many ranks there are: of many, neighbours that are alike share a line."""
+"""A plan in words. :func:`explain` fits a screen however many ranks there are: neighbours that are alike share a line."""
 from __future__ import annotations
 
 import itertools
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "format_slicing", "memory_by_rank", "restriction"]
 
-LINES = 16      # of stages, at most
-GROUPS = 8      # of ranks with equal memory, at most; and of pairs of ranks
+LINES = 16      # most lines for stages
+GROUPS = 8      # most groups of ranks with equal memory, and most pairs of ranks, to name
 
 
 def explain(plan: Plan) -> str:
-    """What runs where, what it should take, where the time goes, what else was looked at; the search's log last."""
+    """The text: what runs where, predicted time and memory, where the time goes, what else was looked at, and the search's log."""
     p = plan
     lines = [f"Plan {p.digest} for {p.model!r}: {human_count(p.model.num_params)} parameters",
              f"  a step: {counted(p.batch, 'sequence')} of {p.seq_len} tokens, {counted(p.ranks, 'rank')}"
@@ -50,15 +50,15 @@ def explain(plan: Plan) -> str:
 
 
 def restriction(plan: Plan) -> str:
-    """Of a plan that is not ``executable``: whether it runs at all."""
+    """For a plan that is not ``executable``: the words that say whether it runs at all."""
     return "not executable" if plan.why_not_at_all else "runs not reproducibly"
 
 
 # ---- stages --------------------------------------------------------------------------------------------------------------
 
 def _stages(plan: Plan) -> list[str]:
-    """A line each. Of more than LINES one for neighbours with the same blocks, seconds and way from rank to rank; of more still the
-    middle is folded."""
+    """A line for each stage. More than LINES stages: one line for neighbours with the same blocks, seconds and step from rank to
+    rank; if there are still too many the middle is left out."""
     rows = [_stage(plan, k) for k in range(len(plan.stages))]
     if len(rows) <= LINES:
         return [_stage_line([row]) for row in rows]

@@ -1,4 +1,4 @@
-"""A plan in the words of Megatron-LM and of torch.distributed.pipelining; what they have no word for is refused by name.
+"""Exports a plan to Megatron-LM's flags and to torch.distributed.pipelining's CSV; a plan that they cannot express is refused.
 
 Flags as in Megatron-LM's arguments and Megatron Core's user guide ("Custom Pipeline Model Parallel Layout": E embedding, t
 decoder layer, L loss, stages split by |, all ranks' first chunks before their second ones). Its defaults are said where they

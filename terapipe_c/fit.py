@@ -1,4 +1,5 @@
-"""From measured samples to curves: TeraPipe's eq. 9 with t_ctx(S, 0) = 0, and the error on samples a fit did not see."""
+"""Fits cost curves to measured samples: TeraPipe's eq. 9 with t_ctx(S, 0) = 0; and their error on samples that the fit did not
+see."""
 from __future__ import annotations
 
 import math

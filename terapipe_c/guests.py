@@ -1,4 +1,4 @@
-"""Activations that a rank keeps in a peer's memory (``schedules.bpipe``): who with whom, how many bytes, how many seconds."""
+"""Guests: activations that a rank keeps in a peer's memory (``schedules.bpipe``): which ranks, how many bytes, how many seconds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ def hosts(program: _core.Program) -> dict[tuple[int, int], int]:
 
 
 def evicts(ranks: int, micro_batches: int) -> bool:
-    """Does bpipe differ from 1f1b?"""
+    """Whether bpipe evicts anything, so that it differs from 1f1b."""
     return min(ranks, micro_batches) > (ranks + 3) // 2        # tp_bpipe_most of csrc/sched/sched.h
 
 
 def guest_bytes(model: GPTConfig, partition: Sequence[tuple[int, int]], slicing: Sequence[tuple[int, Sequence[int]]],
                 recompute: Sequence[bool] = (), where: Backend = Backend()) -> list[int]:       # noqa: B008 (frozen)
-    """[stages] of a micro-batch's activations, as the engine sends them to a peer and back: a whole slot but its output, which has
-    left."""
+    """[stages] of bytes of a micro-batch's activations that the engine sends to a peer and back: a whole slot but its output, which
+    was sent to the next stage already."""
     batch, seq_len = max(b for b, _ in slicing), sum(slicing[0][1])
     more = where.arguments.get("provider"), where.arguments.get("dtype"), saves_bytes(recompute)
     return [_core.guest_bytes(dimensions(model), first, end, batch, seq_len, *more) for first, end in partition]

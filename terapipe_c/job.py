@@ -1,4 +1,4 @@
-"""What a training is asked to do, checked before anybody starts: the same for `launch` and for `train`."""
+"""The job: what a training is to do, checked before any rank starts; the same for `launch` and for `train`."""
 from __future__ import annotations
 
 import errno
@@ -87,9 +87,10 @@ def check_plan(plan: Any) -> None:
 
 def neighbours(ranks: int, replicas: int = 1, twins: int = 1, copies: int = 1, near: int = 1,
                hosts: Iterable[tuple[int, int]] = ()) -> bytearray:
-    """Which pairs talk, `near`: neighbours in a replica, first and last included, as interleaved stages and a tied embedding go
-    round; `twins`: the same ranks of two replicas, which add their gradients, and with two copies of the model opposite ones; 1:
-    `hosts`, ranks of a replica of which one keeps the other's activations. ranks: of all replicas together."""
+    """[ranks * ranks] bytes that say which pairs of ranks exchange messages. `near`: neighbours in a replica, its first and last
+    rank included (interleaved stages and a tied embedding go round). `twins`: ranks that sum their gradients, the same rank of two
+    replicas and, with two copies of the model, opposite ones. 1: `hosts`, pairs in a replica of which one keeps the other's
+    activations. 0: none. ranks: of all replicas together."""
     pairs, each = bytearray(ranks * ranks), ranks // replicas
     for rank in range(ranks):
         first, own = rank - rank % each, rank % each
@@ -106,18 +107,18 @@ def neighbours(ranks: int, replicas: int = 1, twins: int = 1, copies: int = 1, n
 
 
 def hosts_of(plan: Any) -> dict[tuple[int, int], int]:
-    """Ranks of a replica and those that keep their activations; see `guests.hosts`."""
+    """The pairs (rank, the rank that keeps its activations) of a replica; see `guests.hosts`."""
     program = getattr(plan, "program", None)
     return hosts(program) if isinstance(program, _core.Program) else {}
 
 
 def replicas_of(plan: Any) -> int:
-    """Copies of the plan's ranks that train together."""
+    """Replicas of the plan's pipeline that train together."""
     return int(getattr(plan, "data_parallel", 1))
 
 
 def copies_of(plan: Any) -> int:
-    """Copies of the model on the ranks of one of them."""
+    """Copies of the model in each replica."""
     return int(getattr(plan, "copies", 1))
 
 
@@ -165,7 +166,8 @@ def _devices(devices: Any) -> list[int] | None:
 
 
 def check_executable(plan: Any, reproducible: bool = True) -> None:
-    """InvalidValueError if this engine cannot run the plan (not reproducible: cannot run it at all), saying what of it."""
+    """InvalidValueError that says why this engine cannot run the plan: with one device's bits, or, if not `reproducible`, at
+    all."""
     why = getattr(plan, "why_not_executable" if reproducible else "why_not_at_all", "")
     if why:
         raise _core.InvalidValueError(f"this plan cannot be run as it is: {why}; tp.plan(..., executable=True) plans only what can")
@@ -179,8 +181,8 @@ def _describe(plan: Any) -> dict[str, Any]:
 
 
 def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
-    """What each rank (of every replica) will hold with so many threads, on this processor: a plan knows one thread, and where it
-    was made."""
+    """Bytes that each rank, of every replica, will hold with the job's threads on this processor: a plan counts one thread, on the
+    machine where it was made."""
     if options["engine"] != ENGINE:
         return [int(size) for size in plan.peak_memory_bytes] * replicas_of(plan)
     sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"],
@@ -200,7 +202,8 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
 
 
 def _check_store(plan: Any, job: Mapping[str, Any], local_rank: int | None) -> None:
-    """The place of what is swapped, before a rank starts: of one of several processes of this machine, its own at least."""
+    """Check, before a rank starts, that the disk (on CUDA the host's memory) has room for what is swapped: by all ranks, or, where
+    this process is one of several of the machine, by the rank that swaps least."""
     if job["engine"] != ENGINE or not any(getattr(plan, "swap", ())):
         return
     named, backend = os.environ.get(STORE_VARIABLE), choose(job["backend"], job["dtype"])
@@ -260,7 +263,7 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool) -> tu
 
 
 def _beside(value: Any, other: Any) -> str:
-    """Short, but not so short that two that differ read alike: a float32's 0.001 is another double."""
+    """A value as a short text, but long enough to differ from that of `other`: a float32's 0.001 is another double."""
     return str(value) if _short(value) == _short(other) else _short(value)
 
 
@@ -269,7 +272,7 @@ def _short(value: Any) -> str:
 
 
 def _same_model(path: Path | str, saved: Mapping[str, Any], model: Any) -> None:
-    """Also where all shapes are the same: heads of another width are another model."""
+    """Refuse a checkpoint of another model, even if all shapes are the same: with another number of heads it is another model."""
     for name in MODEL_FIELDS:
         if saved[name] != getattr(model, name):
             raise _core.InvalidValueError(f"{path}: the checkpoint's model has {name} {saved[name]}, the plan's has "
@@ -350,7 +353,7 @@ class Folder:
             os.close(fd)
 
     def undo(self) -> None:
-        """Nothing has begun: the same call must be possible again."""
+        """Remove what was made, because nothing has begun: the same call must be possible again."""
         if self.made:
             shutil.rmtree(self.path, ignore_errors=True)
         self.close()

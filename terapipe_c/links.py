@@ -1,4 +1,4 @@
-"""The links that a pipeline's messages take: within a node or between nodes, where the cluster tells them apart."""
+"""Which link does each message of a pipeline take? One within a node or one between nodes, where the cluster tells them apart."""
 from __future__ import annotations
 
 import itertools
@@ -16,19 +16,19 @@ __all__ = ["Links", "rank_of"]
 
 @dataclass(frozen=True)
 class Links:
-    """Of the ranks of a pipeline. What a message takes within a node the costs say, between nodes the cluster.
+    """The links between a pipeline's ranks. Seconds of a message within a node are the costs', between nodes the cluster's.
 
     Rank r of replica q is device q * ranks + r, as ``launch`` and ``train`` place them, and devices fill one node after the
     other. Replicas wait for each other, so a hop leaves the node where it does in any of them.
     """
 
     far: tuple[bool, ...] = ()    #: [ranks] is the next rank (after the last one rank 0) on another node? Empty: links are alike
-    latency_s: float = 0.0        #: of a message between nodes
-    byte_s: float = 0.0           #: and of each byte in it
+    latency_s: float = 0.0        #: seconds of an empty message between nodes
+    byte_s: float = 0.0           #: and for each byte in it
 
     @classmethod
     def of(cls, cluster: Cluster, ranks: int, replicas: int) -> Links:
-        """Of the first ``ranks * replicas`` devices."""
+        """The links among the first ``ranks * replicas`` devices."""
         size = cluster.devices_per_node or cluster.num_devices
         if not cluster.tells_nodes_apart or ranks * replicas <= size:
             return cls()
@@ -45,7 +45,7 @@ class Links:
         return far
 
     def share(self, chunks: int) -> float:
-        """Of the messages between stages that go round the ranks, how many leave their node."""
+        """The share of messages between stages that leave their node, where stages go round the ranks ``chunks`` times."""
         hops = [*(self.far * chunks)][:-1]
         return sum(hops) / len(hops) if hops else 0.0
 
@@ -67,5 +67,5 @@ def timed_apart(links: Links, home: Sequence[int], size: NDArray[np.float64], la
 
 
 def of_copies(thin: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What ``CostModel.timed`` gives of the stages of each copy of a model, one behind the other."""
+    """``CostModel.timed``'s results for each copy of a model, joined along the stages."""
     return {k: np.concatenate([one[k] for one in thin]) if len(thin) > 1 and np.ndim(v) > 0 else v for k, v in thin[0].items()}

@@ -1,4 +1,4 @@
-"""Messages over MPI, for `train(..., comm="mpi")`, and why they cannot go there where they cannot.
+"""Messages over MPI, for `train(..., comm="mpi")`; and if they are not possible, why.
 
     tp.mpi.why_not()   # None, or a sentence
     tp.mpi.library()   # which MPI it is

@@ -40,11 +40,12 @@ class Record:
 
 
 def met(rows: list[tuple[Any, ...]], ranks: int) -> list[tuple[Any, ...]]:
-    """An exchange (AR) works from when both its ends are there, of the `ranks` of one replica; until then the first to come is
-    idle. Of two copies of a model there are two, one after the other on both ranks. rows: each rank's in their order."""
+    """Rows in which an exchange (AR) begins when both its ends are there, so that the rank that came first counts as idle until
+    then. ranks: of one replica. Two copies of a model have two exchanges, one after the other on both ranks. rows: each rank's in
+    order."""
     arrived: dict[tuple[int, int], float] = {}
     seen: dict[int, int] = {}                                  # of a rank, so far
-    which: dict[int, tuple[int, int]] = {}                     # of a row: replica, and the how manieth
+    which: dict[int, tuple[int, int]] = {}                     # by row: its replica, and its number among the exchanges there
     for i, row in enumerate(rows):
         if row[1] == "AR":
             key = which[i] = row[0] // ranks, seen.get(row[0], 0)
@@ -54,8 +55,8 @@ def met(rows: list[tuple[Any, ...]], ranks: int) -> list[tuple[Any, ...]]:
 
 
 class Metrics:
-    """A run folder's metrics.jsonl, a line a record. Who removes the file meanwhile loses what a run before the resume wrote there:
-    it begins anew, with all records of this one."""
+    """A run folder's metrics.jsonl, a line for each record. If someone removes the file during the run it begins anew, with all
+    records of this run; those from before a resume are lost."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, path.open("a")

@@ -1,4 +1,4 @@
-"""A model's blocks divided over stages: what each of these holds."""
+"""What does each stage of a partition hold? Counts of blocks and parameters; and even divisions."""
 from __future__ import annotations
 
 import itertools
@@ -29,7 +29,7 @@ def block_counts(model: GPTConfig, partition: Sequence[tuple[int, int]]) -> NDAr
 
 @lru_cache(maxsize=64)
 def block_params(model: GPTConfig) -> NDArray[np.float64]:
-    """[4] of a block of each kind."""
+    """[4] parameters of a block of each kind."""
     return np.array([model.block_params(k) for k in KINDS], np.float64)
 
 

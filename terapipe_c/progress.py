@@ -1,4 +1,4 @@
-"""How a run, and a plan that takes long, show that they move: a bar, a line that is written over, or now and then a line."""
+"""Shows that a run, or a plan that takes long, makes progress: by a bar, a line that is overwritten, or now and then a line."""
 from __future__ import annotations
 
 import contextlib
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 LINE_EVERY_S = 10.0
-LAST_S = 10.0          # that the last line waits for another thread to be done with the one before
-PLANNING_S = 2.0       # what takes no longer shows nothing
+LAST_S = 10.0          # most seconds that the last line waits for another thread to finish the one before
+PLANNING_S = 2.0       # a plan that takes no longer shows nothing
 PLANNING_EVERY_S = 0.2
 
 
@@ -91,8 +91,9 @@ class Progress:
 
 
 class Beside:
-    """A Progress shown by a thread of its own, for callers that must not wait for a terminal: what comes while that halts is left
-    out. A context manager: behind it everything is shown, or, where an exception leaves it, will be. progress None: nothing is."""
+    """A Progress shown by a thread of its own, for callers that must not wait for a terminal: what comes while the terminal halts
+    is left out. A context manager: after it everything is shown, or, where it ends by an exception, will be. progress None: shows
+    nothing."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self._changed = progress, threading.Condition()
@@ -139,7 +140,7 @@ class Beside:
 
 
 class Planning:
-    """One line about what a planner is at, written over, and nothing left of it in the end: on a terminal, or in a notebook."""
+    """One line, on a terminal or in a notebook, that says what a planner is doing; it is overwritten, and removed in the end."""
 
     def __init__(self, wanted: bool | None) -> None:
         self._next = time.monotonic() + PLANNING_S

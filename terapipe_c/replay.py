@@ -1,4 +1,4 @@
-"""Why measured ranks were idle: what they ran, simulated again with what it took."""
+"""Why were measured ranks idle? Found by simulating the program that they ran with the measured durations."""
 from __future__ import annotations
 
 import numpy as np
@@ -56,7 +56,7 @@ def _mark_halves(code: NDArray[np.void], work: NDArray[np.void]) -> None:
 
 
 def _overlap(work: NDArray[np.void]) -> bool:
-    """Are swaps made beside the work? They are if one of them is, of a rank, for longer than clocks are off."""
+    """Whether swaps overlap with work: whether one does, on a rank, for longer than clocks may be off."""
     swaps = np.isin(work["op"], [CODE[name] for name in SWAPS])
     for rank in np.unique(work["rank"][swaps]):
         mine = work["rank"] == rank
@@ -86,7 +86,8 @@ def _begun(work: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def _is_of(work: NDArray[np.void], program: Program, ranks: int) -> bool:
-    """Have so many ranks done all of the program, or each of several replicas, and nothing else?"""
+    """Whether these rows are exactly the program's instructions, done once by so many ranks, or once by each of several
+    replicas."""
     if ranks % program.num_ranks:
         return False
     some = [CODE[name] for name in WORK]
@@ -105,7 +106,7 @@ def _keys(rows: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def _replay(work: NDArray[np.void], ranks: int, ran: Program | None = None) -> tuple[Program, list[Timeline]]:
-    """The program that was run, and what the simulator makes of each replica with the measured durations."""
+    """(the program that was run, each replica's timeline as simulated with its measured durations)."""
     if ran is not None and _is_of(work, ran, ranks):
         replica = work["rank"] // ran.num_ranks
         return ran, [_timed(ran, work[replica == r]) for r in range(ranks // ran.num_ranks)]
@@ -128,7 +129,7 @@ def _replay(work: NDArray[np.void], ranks: int, ran: Program | None = None) -> t
 
 
 def _timed(program: Program, work: NDArray[np.void]) -> Timeline:
-    """What the simulator makes of it if all takes what it took."""
+    """The program simulated with the measured durations of these rows."""
     code = np.zeros(len(work), INSTRUCTION)
     for name in ("op", "stage", "micro", "slice"):
         code[name] = work[name]

@@ -1,4 +1,4 @@
-"""What a run was predicted to be, beside what it was."""
+"""The report of a run: predictions beside measurements."""
 from __future__ import annotations
 
 import html

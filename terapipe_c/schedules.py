@@ -1,4 +1,4 @@
-"""Schedules: who does what in which order. Each function gives a compute-only :class:`Program` (F and B).
+"""Builders of schedules: in which order does each rank do its work? Each function gives a compute-only :class:`Program` (F and B).
 
 ``slices`` is the number of token slices: one int for all micro-batches, or one per micro-batch. Forward slices run in
 ascending order, backward slices in descending order, backward micro-batches in ascending order, so that every schedule

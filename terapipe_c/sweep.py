@@ -1,4 +1,4 @@
-"""A grid of trials, one JSON line each; run again, it does what is left."""
+"""A sweep: trials over a grid of options, a JSON line for each; when run again it does those that are left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a PyTorch model's Python asks of tensors: noted on a run on data, and told to a trace, whose tensors have none."""
+"""Lets a trace, whose tensors hold no data, follow a model whose Python asks tensors for numbers: the answers are recorded in a run
+on data and repeated to the trace."""
 
 from __future__ import annotations
 

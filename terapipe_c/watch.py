@@ -1,5 +1,5 @@
-"""What becomes of a rank that a launcher started while it computes or waits in C: its last words, Ctrl-C, SIGTERM, and the end of
-the launcher."""
+"""Watches over a rank that a launcher started, while it computes or waits in C: reports the first failure, and reacts to Ctrl-C,
+SIGTERM and the launcher's end."""
 from __future__ import annotations
 
 import os
@@ -29,10 +29,10 @@ class _Terminated(BaseException):
 
 
 class Watch:
-    """While it is open, the first failure of any rank is said on standard error the moment it is known, where the launcher may give
-    this rank no time for an exception; Ctrl-C ends the run though this rank waits for one that does not answer, and SIGTERM tells
-    the others before it ends this process, unless the program has a handler of its own for either; and a rank whose launcher is
-    gone ends too."""
+    """While it is open: the first failure of any rank is printed on standard error as soon as it is known, where the launcher may
+    leave this rank no time for an exception; Ctrl-C ends the run even if this rank waits for one that does not answer; SIGTERM
+    tells the other ranks before it ends this process (both unless the program has a handler of its own); and the rank ends if its
+    launcher is gone."""
 
     def __init__(self, region: _core.Region, place: Place) -> None:
         self._region, self._place, self._over = region, place, threading.Event()
@@ -110,7 +110,7 @@ class Watch:
             raise _Terminated
 
     def _tell_of_sigterm(self) -> bool:
-        """Whether it is what ended the run."""
+        """Tell all ranks that SIGTERM came; whether that is what ended the run."""
         rank, limit = self._place.rank, time.monotonic() + OTHERS_S
         while self._region.aborted() is None and time.monotonic() < limit:
             time.sleep(TICK_S / 10)

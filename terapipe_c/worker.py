@@ -1,4 +1,4 @@
-"""One rank of a run: the training loop, the same for threads and processes, and the process that an exec'ed rank is.
+"""One rank of a run: the training loop, the same for threads and processes, and the main function of a rank's process.
 
 `run_rank` knows nothing of processes: it gets a job (plain JSON), its rank, the region all ranks share, a way to tell the
 launcher things (`emit`) and a way to be told to stop. What it trains with comes through one seam, `job["engine"]`: the
@@ -69,7 +69,8 @@ class Engine(Protocol):
 
 
 def learning_rate(job: Job, step: int) -> float:
-    """Of step 0, 1, ...: linear warm-up, then constant or a half cosine down to min_lr (Loshchilov & Hutter 2017)."""
+    """The learning rate of step 0, 1, ...: linear warm-up, then constant or a half cosine down to min_lr (Loshchilov & Hutter
+    2017)."""
     lr, warmup, steps = job["lr"], job["warmup_steps"], job["steps"]
     if step < warmup:
         return float(lr * (step + 1) / warmup)
@@ -177,7 +178,7 @@ class _Training:
         self.comm.barrier()
 
     def _raise_first(self) -> None:
-        """What another rank failed of just before, if any did: from other machines its word takes its time."""
+        """Raise the error of a rank that failed just before, if there is one; from other machines that news may take a while."""
         limit = time.monotonic() + GRACE_S
         while self.region.aborted() is None and time.monotonic() < limit:
             time.sleep(0.01)
@@ -204,7 +205,7 @@ GATHER_BYTES = 4096  # max_gather_bytes of the regions that launch makes
 
 
 def dataset(job: Job, arrays: Arrays, split: str) -> Any:
-    """What a rank draws its batches from."""
+    """The data set that a rank draws its batches from."""
     from .data import Dataset
 
     about = job["data"]

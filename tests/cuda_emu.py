@@ -1,5 +1,5 @@
-"""The CUDA backend without CUDA: the kernels' sources, cublasLt's and the device's stand-ins, compiled by gcc into one
-Python module, `_cuda_emu`, in .build/cuda-emu. Built when it is stale, by one process at a time.
+"""The CUDA backend without CUDA: the kernels' sources, and stand-ins for cublasLt and the device, compiled by gcc into one Python
+module, `_cuda_emu`, in .build/cuda-emu. Rebuilt when it is stale, by one process at a time.
 
     from cuda_emu import emulated, library
     module = emulated()      # the module, as terapipe_c.cuda would load it

@@ -89,7 +89,7 @@ class Kernels:
 
 
 class OnDevice(Kernels):
-    """The same on a device that the host cannot see into: arrays are copied there before a call and back behind it."""
+    """The same on a device whose memory the host cannot access: arrays are copied there before a call and back after it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(library)

@@ -1,6 +1,6 @@
-"""Ranks as threads on one emulated device, or on the CPU, whose messages go by a libnccl of threads (tests/cuda/fake_nccl.c),
-through the host, or by hand-over; under tests/test_cuda_order.py's eyes: a wait that is missing fails the call that would have
-needed it.
+"""Ranks as threads on one emulated device, or on the CPU. Their messages go through a libnccl of threads (tests/cuda/fake_nccl.c),
+through the host, or by hand-over. The emulator checks the order of streams (tests/test_cuda_order.py): a missing wait fails the
+call that needs it.
 
     from cuda_ranks import emulated, trained
     losses, gradients, weights = trained(emulated(fake_nccl, {"ranks": 4, "schedule": "bpipe"})[0])   # see Case

@@ -1,4 +1,4 @@
-"""The real engine of a rank, but the last rank fails at a given step. Workers import this: nothing heavy here."""
+"""The real engine, whose last rank fails at a given step. Workers import this module: it imports nothing heavy."""
 import os
 import signal
 

@@ -1,5 +1,5 @@
-"""Calls that take long in the C core, most of them minutes, each again and again until a signal ends it: long_calls.py NAME ...,
-for test_signals.py. Of each its name is printed when it begins, and "ended"."""
+"""Long calls of the C core, most of them minutes, each repeated until a signal ends it: long_calls.py NAME ..., for
+test_signals.py. Prints a call's name when it begins, and "ended"."""
 import sys
 
 import numpy as np

@@ -43,7 +43,7 @@ def instance(rng, kind):
 
 
 def test_a_large_request_is_cut_finer_than_its_coarse_grids_too():
-    """They take all the work, and ended 16 % above what the slices that are best for equal stages give."""
+    """Coarse grids used up all the work, and the plan was 16 % slower than with the best slices for equal stages."""
     model, cluster = tp.GPTConfig.preset("gpt3-175b"), tp.Cluster(
         96, devices_per_node=8, memory_bytes=80e9, link_latency_s=5e-6, link_bandwidth_Bps=25e9, peak_flops=140e12)
     request = dict(batch=32, seq_len=2048, planner="terapipe", recompute="attention")
@@ -52,7 +52,7 @@ def test_a_large_request_is_cut_finer_than_its_coarse_grids_too():
 
 
 def test_a_large_step_is_cut_coarser_where_it_asks_for_many_slices():
-    """So that planning takes about a second: a grid of 8 tokens where few slices are best, whatever the step."""
+    """Planning stays around a second: the grid is coarser than 8 tokens only where many slices would be best."""
     model = tp.GPTConfig(n_layer=30, n_head=4, n_embd=256, vocab_size=256, block_size=2048)
     cluster = tp.Cluster(32, memory_bytes=1e12, link_latency_s=3e-6, link_bandwidth_Bps=1e10)
     free = tp.CostModel.analytic(model, cluster)
@@ -142,7 +142,7 @@ def test_never_slower_than_guests_or_copies_by_name():
 
 
 def test_copies_of_the_model_are_weighed_where_replicas_are():
-    """Four micro-batches on four ranks: of no other order is every rank at work as early."""
+    """Four micro-batches on four ranks: in no order but chimera's does every rank begin as early."""
     table = np.full((3, 3), 4e-4)
     costs = tp.CostModel.from_table(table, 2 * table, granularity=8, latency_s=1e-6)
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=16, block_size=16)
@@ -234,7 +234,7 @@ def test_what_is_asked_for_is_not_said_to_be_left_out(brief):
 
 
 def test_a_model_too_deep_for_one_planner_is_planned_by_the_others():
-    """bmpipe takes no model of so many layers: that was told as if the request were at fault."""
+    """bmpipe takes no model with so many layers: its refusal was raised as if the request were wrong."""
     deep = tp.GPTConfig(n_layer=1023, n_head=1, n_embd=8, vocab_size=61, block_size=24)
     with pytest.raises(ValueError, match="there are 1025 layers: at most 1024"):
         tp.plan(deep, CLUSTER, batch=2, seq_len=24, stages=2, planner="bmpipe")
@@ -377,7 +377,7 @@ def test_a_rank_with_a_stage_of_each_copy_updates_both_in_the_bound():
 
 
 def test_weights_made_at_once_are_in_the_bound():
-    """Whose W follow their I: the blocks before a rank's own have their I behind its work."""
+    """Orders in which every W follows its I: after a rank's work still come the I of the blocks before its own."""
     model = tp.GPTConfig(n_layer=8, n_head=2, n_embd=16, vocab_size=64, block_size=32)
     cluster = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-3, peak_flops=1e9)
     request = request_of(model, cluster, 4)
@@ -542,7 +542,7 @@ def test_more_memory_and_a_finer_grid_never_hurt(seed, brief):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_refusal_names_no_more_than_any_single_planner_does(seed, brief):
-    """It named what the nearest of the quick plans lacked, whatever the planners that were asked had said."""
+    """The refusal once named what the nearest quick plan lacked, even where a planner had named less."""
     rng = np.random.default_rng(seed)
     model, cluster, costs = instance(rng, seed % 3)
     request = dict(batch=2 * int(rng.integers(1, 3)), seq_len=model.block_size, costs=costs, memory_bytes=1)

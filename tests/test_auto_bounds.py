@@ -141,7 +141,8 @@ def test_no_partition_of_whole_sequences_is_faster_than_its_order_s_bound(seed):
 
 
 def test_a_head_whose_rows_wait_is_in_an_order_s_bound():
-    """Its first F and I leave weight gradients to others: bounds were up to 3 % above plans whose head is as long as a stage."""
+    """The head's first F and I leave weight gradients to later slices: bounds were up to 3 % above plans whose head is as long as a
+    stage."""
     close = 0
     model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=8, vocab_size=64, block_size=96, tie_weights=False)
     cluster = tp.Cluster(num_devices=2, memory_bytes=1e12, link_latency_s=1e-9, link_bandwidth_Bps=1e12, peak_flops=1e9)
@@ -161,7 +162,7 @@ def test_a_head_whose_rows_wait_is_in_an_order_s_bound():
 
 
 def test_what_an_order_s_bound_cannot_count_it_says_nothing_of():
-    """auto refused it, with the bound's own words."""
+    """The bound is 0 there; auto once refused such a request with an error from the bound's code."""
     model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=32)
     cluster = tp.Cluster(num_devices=2, memory_bytes=1e12, link_latency_s=1e110, peak_flops=1e9)
     assert order_bound_s(request_of(model, cluster, 2, tp.CostModel.analytic(model, cluster), 8), "1f1b", 2, 1) == 0.0

@@ -275,7 +275,7 @@ def test_an_empty_path_is_no_name_of_the_working_directory(monkeypatch, tmp_path
     lambda path: Sweep(Path(path) / "sweep.jsonl", {"lr": [1]}, {}, dict).run(),
 ])  # fmt: skip
 def test_folders_in_each_other_beyond_reason_are_named(monkeypatch, tmp_path, call):
-    """Within what a path may have, but not within what pathlib can make."""
+    """The path is no longer than the system allows, but nested deeper than pathlib can make."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(tp.InvalidValueError, match="y/y.* is a folder within [0-9]+ others: some hundreds fewer would be right"):
         call("y/" * 1500)
@@ -288,7 +288,7 @@ def test_folders_in_each_other_beyond_reason_are_named(monkeypatch, tmp_path, ca
     lambda path: Sweep(Path(path) / "sweep.jsonl", {"lr": [1]}, {}, dict).run(),
 ])  # fmt: skip
 def test_a_file_where_a_folder_would_have_to_be_is_named(monkeypatch, tmp_path, call):
-    """And not, as mkdir has it, an existing file of which nobody had asked that it be new."""
+    """The error says that a file is in the way, not, as mkdir's does, that it exists already: nobody had asked for a new file."""
     monkeypatch.chdir(tmp_path)
     Path("note").write_text("mine")
     with pytest.raises(NotADirectoryError, match="a file is where a folder would have to be: another path would be right.*note"):

@@ -311,7 +311,8 @@ def test_dapple_never_beats_brute_force_and_mostly_equals_it() -> None:
 
 
 def test_dapple_without_replicas_is_rarely_far_from_the_best() -> None:
-    """One prefix is kept for each number of blocks and stages, judged with the rest as one stage on all devices left."""
+    """DAPPLE's programme keeps one prefix for each number of blocks and stages, judged with the rest as one stage on all remaining
+    devices: so it may miss the best plan, but rarely by much."""
     rng = np.random.default_rng(11)
     equal = feasible = missed = 0
     for _ in range(600):
@@ -542,7 +543,8 @@ def test_the_limit_that_an_error_names_is_enough() -> None:
 
 
 def test_the_limit_that_vpipe_names_is_one_that_it_keeps_to() -> None:
-    """It named none, and that of the best partition of its search is not always enough: another limit leads it elsewhere."""
+    """vPipe's refusal once named no limit. The need of its search's best partition is not always enough: with another limit the
+    search goes elsewhere."""
     rng = np.random.default_rng(8)
     named = 0
     for i in range(1500):

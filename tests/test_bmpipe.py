@@ -261,7 +261,7 @@ def test_what_cannot_fit_names_the_stage_and_the_bytes(chunks: int) -> None:
 
 
 def test_the_limit_that_would_fit_several_chunks_is_the_least() -> None:
-    """It was that of the boundaries that a descent of all stages' bytes had ended at."""
+    """The error once named the limit of the boundaries at which a descent had ended."""
     rng = np.random.default_rng(3)
     named = 0
     for _ in range(600):
@@ -451,7 +451,7 @@ def _makespan(solver) -> float:
 
 
 def test_highs_agrees_where_steps_are_microseconds(tmp_path) -> None:
-    """Its tolerances are absolute: a step of 41 microseconds for one of 40 was within them."""
+    """HiGHS's tolerances are absolute: it took a step of 41 microseconds for one of 40."""
     highspy = pytest.importorskip("highspy")
     ways = [{"extra_bwd_s": 0.0, "activation_bytes": 5e6}, {"extra_bwd_s": 1e-6, "activation_bytes": 0.0}]
     layers = [{"count": 3, "fwd_s": f, "bwd_s": 2e-6, "static_bytes": 1e6, "strategies": ways} for f in (1e-6, 3e-6, 5e-7)]
@@ -473,7 +473,7 @@ def test_highs_agrees_where_steps_are_microseconds(tmp_path) -> None:
 
 
 def test_highs_solves_after_others_have_run_it_with_more_threads() -> None:
-    """A process has one number of them: it solved nothing, and that was told as a lack of time."""
+    """HiGHS has one number of threads a process: with another number it solved nothing, which was reported as a lack of time."""
     pytest.importorskip("highspy")
     script = """import highspy, terapipe_c as tp
 solver = highspy.Highs()

@@ -102,7 +102,7 @@ def test_ragged_slices_and_split_backwards_keep_the_bound():
 
 
 def test_not_every_micro_batch_is_evicted():
-    """What stays has the place that the others leave: of 8 ranks' first, 4 of 7 at the least."""
+    """A micro-batch that stays takes a slot that an evicted one left: the first of 8 ranks evicts about half of them."""
     for ranks in range(4, 17):
         micros = 12 * ranks
         program = schedules.bpipe(ranks, micros)

@@ -124,7 +124,7 @@ def test_what_cannot_be_traced_is_refused(torch):
 
 
 def test_an_example_that_is_not_the_models_is_refused_by_name(torch):
-    """What was too much of it was left out in silence, and what did not run had torch's words without the node."""
+    """Surplus inputs were ignored silently, and an example that did not run raised torch's error without the node."""
     class Sum(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -145,7 +145,7 @@ def test_an_example_that_is_not_the_models_is_refused_by_name(torch):
 
 
 def test_an_example_that_the_model_refuses_and_its_graph_does_not(torch):
-    """The graph of the other path was captured in silence."""
+    """The graph of another path through the model was captured silently."""
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -159,7 +159,7 @@ def test_an_example_that_the_model_refuses_and_its_graph_does_not(torch):
 
 
 def test_any_number_of_arguments(torch):
-    """The first of them was taken for all, and a row of it for the first."""
+    """The first argument was taken for all arguments, and its first row for the first one."""
     x = torch.randn(3, 6)
 
     class Pair(torch.nn.Module):
@@ -228,7 +228,7 @@ def test_an_example_that_wants_a_gradient_is_no_parameter(torch):
 
 
 def test_the_path_of_this_example_is_taken(torch):
-    """To torch.fx an argument is never None and never a tensor: it followed the other path, and nothing said so."""
+    """For torch.fx an argument is never None and never a tensor: it followed the wrong path silently."""
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -274,7 +274,7 @@ def test_nothing_is_kept_without_a_gradient(torch, branch):
 
 
 def test_what_is_within_autocast_is_nodes_of_its_own_type(torch):
-    """It was one node, a whole model where its forward says so: no planner could cut it."""
+    """An autocast region was one node, even a whole model: no planner could cut it."""
     class Mixed(torch.nn.Module):
         def __init__(self):
             super().__init__()

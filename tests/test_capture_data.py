@@ -96,7 +96,7 @@ def test_gradients_go_through_what_a_mask_chooses(torch):
 
 
 def test_a_question_that_a_trace_does_not_ask_is_passed_over(torch):
-    """Its answer was told of the next question; and where all results are zeros, no comparison finds that out."""
+    """The answer to a skipped question was given to the next one; where all results are zeros no comparison notices."""
     def forward(model, x):
         h = model.first(x).tanh()
         if not torch.compiler.is_exporting() and (h > 2).any():
@@ -143,7 +143,8 @@ def test_a_function_that_asks_for_numbers_is_one_node(torch):
 
 
 def test_the_way_is_the_one_that_random_numbers_say_now(torch):
-    """torch.fx, which tries first, drew some of them: the nodes were of another way than the model's next."""
+    """torch.fx, which is tried first, drew some of the random numbers: the nodes were those of another path than the model's next
+    one."""
     def forward(model, x):
         h = model.first(x)
         for part in model.parts:
@@ -166,7 +167,7 @@ def test_the_way_is_the_one_that_random_numbers_say_now(torch):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_within_checkpoints_are_as_if_there_were_none(torch, reentrant):
-    """torch.export took all that came for without gradients: nothing was kept."""
+    """torch.export took everything after them as being without gradients: nothing was kept."""
     again = torch.utils.checkpoint.checkpoint
 
     def forward(model, x, nested=True):

@@ -61,7 +61,8 @@ def test_a_function_of_ones_own_is_one_node_with_its_own_backward(torch):
 
 
 def test_torch_export_does_not_take_a_function_apart_either(torch):
-    """It charged what its forward computes without gradients: transformers' BLOOM seemed to save 2.2 times what it does."""
+    """torch.export counted what a Function's forward computes without gradients: transformers' BLOOM seemed to save 2.2 times as
+    much as it does."""
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -184,7 +185,8 @@ def test_a_checkpoint_is_as_if_there_were_none(torch, reentrant):
 
 
 def test_no_backward_asks_for_gradients_of_the_whole_model(torch, monkeypatch):
-    """torch looks for each that is asked for: of 48 layers the nodes' backwards took 20 times as long as the model's."""
+    """torch searches for every gradient that is asked for: with 48 layers the nodes' backwards took 20 times as long as the
+    model's."""
     asked = []
     grad = torch.autograd.grad
 
@@ -310,7 +312,8 @@ def test_what_is_written_in_place_is_read_by_all_that_lies_there(torch, what):
 
 
 def test_what_a_forward_makes_of_nothing_is_no_part_of_the_model(torch):
-    """torch.fx makes a buffer of it. It was a stage's memory and nobody's activation, and could be written to once."""
+    """torch.fx makes a buffer of such a tensor: it counted as a stage's memory instead of an activation, and could be written to
+    only once."""
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -330,7 +333,7 @@ def test_what_a_forward_makes_of_nothing_is_no_part_of_the_model(torch):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated", "ignore:Converting a tensor to a Python boolean")
 def test_a_model_of_torch_jit_has_parameters_and_is_left_as_it_was(torch):
-    """Which are no attributes of Python's."""
+    """The parameters of a torch.jit model are no Python attributes."""
     x = torch.randn(4, 8)
     model = torch.jit.trace(torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8)), x)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -356,7 +359,7 @@ def test_within_a_model_too_a_tensor_that_is_given_twice_is_one(torch):
 
 
 def test_parameters_in_one_storage_are_counted_each(torch):
-    """As an LSTM's on a GPU are: the first was taken for all."""
+    """An LSTM's parameters on a GPU share one storage: the first was taken for all of them."""
     whole = torch.randn(3 * 8 * 8 + 8)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
     model[0].weight, model[0].bias = torch.nn.Parameter(whole[:64].view(8, 8)), torch.nn.Parameter(whole[64:72])
@@ -367,7 +370,7 @@ def test_parameters_in_one_storage_are_counted_each(torch):
 
 
 def test_in_inference_mode(torch):
-    """Whose tensors can have no gradient: the second node did not run."""
+    """Tensors made in inference mode can have no gradient: the second node did not run."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
     with torch.inference_mode():
         nodes = tp.capture(model, torch.randn(3, 4), repeats=1)
@@ -447,7 +450,7 @@ def test_hooks_of_the_model_itself_and_what_they_leave(torch):
 
 
 def test_a_model_on_device_meta_is_refused(torch):
-    """All its parameters seemed one, of no bytes."""
+    """On device meta all parameters seemed to be one, of no bytes."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).to("meta")
     with pytest.raises(tp.InvalidValueError, match=r"module has 0\.weight on device meta, where nothing is computed or timed: "):
         tp.capture(model, torch.randn(3, 4, device="meta"))

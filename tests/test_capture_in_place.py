@@ -35,8 +35,8 @@ def test_what_was_detached_has_no_gradient_for_what_is_written_where_it_lies(tor
 
 @pytest.mark.parametrize("history", [True, False])
 def test_what_is_written_to_a_buffer_is_read_from_who_wrote(torch, history):
-    """Its readers stood before; of what has a history the buffer took that, no later turn ran, and the model could not be given
-    back: a bare RuntimeError."""
+    """Readers of the buffer were ordered before the write. And a buffer to which a tensor with a history was written kept that
+    history: no later run worked, and the model could not be restored (a bare RuntimeError)."""
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -106,7 +106,7 @@ class Linked:
 
 @pytest.mark.parametrize("kind", ["mapping", "mapping with a lock", "dataclass"])
 def test_an_example_of_any_make_is_left_as_it_was(torch, kind):
-    """A mapping's tensors had become None, the caller's; a dataclass that leads back to itself was a RecursionError."""
+    """The tensors of the caller's mapping became None; a dataclass that refers to itself raised a RecursionError."""
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -124,7 +124,7 @@ def test_an_example_of_any_make_is_left_as_it_was(torch, kind):
 
 
 def test_parameters_that_can_have_no_gradient_are_refused(torch):
-    """A bare RuntimeError."""
+    """They once raised a bare RuntimeError."""
     with torch.inference_mode():
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
     with pytest.raises(tp.InvalidValueError, match=r"module has 0\.weight, which was made in torch\.inference_mode and can have"):
@@ -132,7 +132,7 @@ def test_parameters_that_can_have_no_gradient_are_refused(torch):
 
 
 def test_a_tensor_that_has_no_storage_is_no_obstacle(torch):
-    """An attribute in oneDNN's own form: a bare RuntimeError."""
+    """An attribute in oneDNN's own form once raised a bare RuntimeError."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())

@@ -220,7 +220,7 @@ def test_a_pointer_file_that_says_nothing_is_no_pointer(tmp_path, pointer):
 
 
 def test_a_folder_where_the_pointer_goes_is_found_before_anything_is_written(tmp_path):
-    """cp -rL makes one of the link: it was found when the checkpoint was complete."""
+    """cp -rL makes a folder of the link `latest`; it was noticed only when the checkpoint was complete."""
     save(tmp_path, 10)
     (tmp_path / "latest").unlink()
     shutil.copytree(tmp_path / "step-00000010", tmp_path / "latest")

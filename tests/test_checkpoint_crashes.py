@@ -86,7 +86,7 @@ KILLED = """
 
 @pytest.mark.parametrize(("at", "seed"), [("between", 0), ("behind", 1)])
 def test_a_writer_killed_where_it_replaces_a_step_leaves_one(tmp_path, at, seed):
-    """In between its two renames the one before is aside and nowhere else; behind them it is left there."""
+    """Between the writer's two renames the old checkpoint exists only under its name aside; after them it is left there."""
     save(tmp_path, 5)
     save(tmp_path, 10)
     argv = [sys.executable, "-c", textwrap.dedent(KILLED), str(HERE), str(tmp_path), at]
@@ -116,7 +116,7 @@ def test_a_step_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
 
 
 def test_what_is_aside_is_put_back_unless_its_process_lives(tmp_path, monkeypatch):
-    """One that had the number of the next writer, as in a container that is started again, does not."""
+    """A dead process whose pid the next writer has, as in a container that was started again, does not count as alive."""
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     for pid, stays in ((os.getppid(), True), (os.getpid(), False)):
         run = tmp_path / str(pid)

@@ -124,7 +124,7 @@ def test_simulate_equals_relaxation(ranks, micros, slices):
 
 
 def test_what_goes_through_the_other_copy_is_no_slice_s_skew():
-    """Cells of a stage whose micro-batches go through the other copy are read by nobody."""
+    """Durations of a stage for micro-batches that go through the other copy are not used."""
     program = schedules.chimera(2, 4)
     cost = np.ones((4, 4))
     cost[:2, 2:] = cost[2:, :2] = 1e3

@@ -1,4 +1,5 @@
-"""ARCHITECTURE.md section 2, "Who may look at whom", held against the sources and the built module."""
+"""Which folder may include headers of which, and CONTRIBUTING.md's map of modules, held against the sources and the built
+module."""
 
 import os
 import re

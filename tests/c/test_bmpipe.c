@@ -1,4 +1,4 @@
-/* The BMPipe planner with allocations that fail one after the other: an error each time, nothing lost, no plan half made. */
+/* The BMPipe planner with each of its allocations failing in turn: an error each time, no leak, no half-made plan. */
 #include "csrc/base/mem.h"
 #include "csrc/plan/bmpipe.h"
 

@@ -1,5 +1,5 @@
-/* Two ranks whose receives are posted send to each other more than the rings hold: both must finish (comm.c, take_posted).
- * `make demo` stood still here, on a machine where the planner chose two chunks a rank. */
+/* Two ranks with posted receives send to each other more than the rings hold: both must finish (comm.c, take_posted). `make demo`
+ * once hung here, where the planner chose two chunks a rank. */
 #include "csrc/comm/comm.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
-/* Messages over MPI (csrc/comm/mpi_messages.c) on an MPI of this file's own, whose messages come and fail when the test says so:
- * what no real one can be made to do at a certain moment. tests/test_mpi.py has the real ones. */
+/* Messages over MPI (csrc/comm/mpi_messages.c) with a fake MPI in this file, whose messages arrive and fail when the test says so,
+ * which no real MPI can be made to do. tests/test_mpi.py tests the real ones. */
 #include "csrc/comm/mpi_messages.c"
 #include "csrc/comm/mpi_outbox.c"
 

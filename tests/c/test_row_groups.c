@@ -1,7 +1,7 @@
-/* Weight gradients in groups of TP_ROW_GROUP rows that no cut moves: whatever the slices, the micro-batches, the order of the
- * instructions and what blocks keep, every parameter's gradient is made of the same rows in the same groups in the same order. An
- * instruction set may sum a group as it likes; those that are here sum a chain, and would not show a group that was cut.
- * And each instruction does for the head, and of the weight gradients, the rows that csrc/cost/waits.h says. */
+/* Weight gradients are summed in groups of TP_ROW_GROUP rows that no slicing moves: whatever the slices, the micro-batches, the
+ * order of the instructions and what blocks keep, every parameter's gradient is made of the same rows in the same groups in the
+ * same order. The test's own backend notes these, because the real ones sum a group as a chain and would not show a group that
+ * was cut. Also: each instruction does the head's rows, and the weight gradients' rows, that csrc/cost/waits.h says. */
 #include "csrc/engine/engine.h"
 
 #include <stdio.h>
