@@ -465,7 +465,7 @@ def test_ctrl_c_ends_everything(tmp_path, body, processes):
 
 @pytest.mark.parametrize("where", ["a rank is started", "the watcher is started", "all is there"])
 def test_ctrl_c_while_ranks_are_started_leaves_none(monkeypatch, where):
-    """It used to raise before anybody had written down the process that was there already."""
+    """Ctrl-C used to raise before the process that had just been started was noted anywhere."""
     def interrupting(function):
         def also(*arguments, **options):
             result = function(*arguments, **options)
@@ -522,7 +522,7 @@ def test_what_is_asked_of_an_interrupted_run_afterwards_is_no_ctrl_c(processes):
 
 @pytest.mark.parametrize("waited", [0, 1])
 def test_ctrl_c_ends_all_runs_that_are_waited_for_in_turn(waited):
-    """The exception reaches one of them alone; the other went on where nobody saw it."""
+    """The exception reaches only one of the runs; the other went on unseen."""
     both = [start(100_000, "Slow", processes=False) for _ in range(2)]
     with Pressed(both[waited], len(both)), pytest.raises(KeyboardInterrupt):   # not before the second is waited for, too
         for _ in zip(*both, strict=True):

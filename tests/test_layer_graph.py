@@ -211,7 +211,7 @@ def long_chain(layers: int, alike: bool) -> LayerGraph:
 
 @pytest.mark.parametrize(("alike", "most"), [(False, 150), (True, 30)])
 def test_few_choices_are_solved_on_long_chains(alike, most) -> None:
-    """Of stages alike one, and of the others those that no bound decides: they had been 230 and 145."""
+    """Only one of several equal stages is solved, and of the others those that no bound decides: they had been 230 and 145."""
     graph = long_chain(50, alike)
     plan = parallel_layers(graph)
     assert plan.optimal and plan.knapsacks <= most
@@ -220,7 +220,7 @@ def test_few_choices_are_solved_on_long_chains(alike, most) -> None:
 
 
 def test_piper_fills_its_table_once_where_its_plan_is_the_best() -> None:
-    """It had begun at a bound by work, and filled the table up to five times: later than with all pairs."""
+    """Piper's programme once began at a bound by work and filled its table up to five times, slower than with all pairs."""
     graph = replace(long_chain(12, False), devices=64, micro_batches=64)
     plan = piper(graph)
     assert plan.time_per_sample_s <= parallel_layers(graph).time_per_sample_s * (1 + 1e-12) and plan.searches == 1
@@ -460,7 +460,8 @@ def test_what_cannot_fit_says_how_many_bytes_short(planner) -> None:
 
 
 def test_the_memory_that_is_named_is_the_least() -> None:
-    """It blamed memory where devices were short, gave no number where nodes have different degrees, and else that of one stage."""
+    """The error once blamed memory where devices were short, gave no number where nodes have different degrees, and otherwise named
+    the need of one stage."""
     rng = np.random.default_rng(5)
     named = elsewhere = 0
     for _ in range(1500):

@@ -126,7 +126,8 @@ def test_a_longer_stage_that_shares_more_of_what_it_remakes_is_not_passed_over()
 
 
 def test_one_stage_between_the_first_and_the_last_block_is_among_those_of_one_rank():
-    """From the second block on there is room for one more than from the third, for which both were taken."""
+    """A stage that begins with the second block has room for one more than one that begins with the third; both were taken for the
+    latter."""
     for layers, width, length in ((7, 16, 32), (6, 8, 64)):
         model = tp.GPTConfig(n_layer=layers, n_head=2, n_embd=width, vocab_size=20, block_size=length)
         request = dict(batch=1, seq_len=length, planner="terapipe", schedule="interleaved", stages=1, chunks=3, slicing=1,
@@ -230,7 +231,7 @@ def test_terapipe_refuses_nothing_that_another_planner_fits(schedule):
 @pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("gpipe", 1), ("zb-h1", 1), ("bpipe", 1), ("interleaved", 2),
                                               ("hanayo", 2)])
 def test_a_refusal_names_the_least_that_is_enough(schedule, chunks):
-    """Of whole sequences on so many stages: against every partition of the blocks; whatever the limit that was asked for."""
+    """Whole sequences on a given number of stages: against every partition of the blocks, whatever limit was asked for."""
     rng = np.random.default_rng(7)
     for _ in range(6):
         model, stages = instance(rng), int(rng.integers(2, 4))
@@ -252,7 +253,7 @@ def test_a_refusal_names_the_least_that_is_enough(schedule, chunks):
 
 
 def test_chimera_refuses_no_stages_that_fit():
-    """The same, of both copies of the model."""
+    """The same with two copies of the model."""
     rng, differ = np.random.default_rng(8), 0
     for _ in range(4):
         model = instance(rng, 5)

@@ -22,7 +22,7 @@ REQUEST = {"batch": 4, "seq_len": 32, "executable": True}
 
 @pytest.fixture
 def counted():
-    """A question to the clock takes a second."""
+    """The clock of deadlines advances by a second with every question."""
     _core.deadline_count(10**9)
     yield
     _core.deadline_count(0)
@@ -74,7 +74,7 @@ def test_nothing_is_called_impossible_because_of_a_limit(counted):
 
 @pytest.mark.parametrize(("times", "error"), [(1, tp.InfeasibleError), (9, tp.DeadlineError)])
 def test_what_its_share_of_the_time_stopped_is_asked_again_and_not_called_impossible(counted, monkeypatch, times, error):
-    """Of what recomputes: far from the limit's end, and while all else was refused in its own time."""
+    """For searches that recompute: one ran out of its share long before the limit, while everything else was refused in time."""
     ask, rounds = joint.recomputing, []
 
     def stopped(request):

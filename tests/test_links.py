@@ -225,7 +225,7 @@ def test_no_plan_is_below_the_bounds():
 
 @pytest.mark.skipif(not any(Path(_core.__file__).parent.glob("_cuda.*.so")), reason="_cuda is not built (no nvcc here)")
 def test_messages_of_two_bytes_a_number_are_bound_as_such():
-    """Of a GPU's bf16 the bound counted four."""
+    """With a GPU's bf16 the bound counted four bytes a number."""
     costs = CostModel.analytic(MODEL, dataclasses.replace(ALIKE, link_bandwidth_Bps=1e4)).on("cuda", "bf16")
     cut = ((0, 6), (6, 12))
     judge = Judge(MODEL, costs, 2, 1, None)

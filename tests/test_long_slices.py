@@ -104,7 +104,8 @@ def test_a_time_limit_counts_for_messages_longer_than_their_slices_too():
 
 
 def test_costs_at_the_low_end_of_a_double_end():
-    """There corners of boxes are rounded by more than any share of a latency: boxes did not get smaller, and nothing ended."""
+    """At such costs corners of boxes are rounded by more than any share of a latency: boxes did not shrink and the search never
+    ended."""
     f, b = np.zeros((4, 4)), np.zeros((4, 4))
     f[1, :3], f[2, :2], f[3, 0] = (4e-309, 1.3e-314, 0.0), (6.1e-319, 3.3e-294), 4e-323
     b[1, :3], b[2, :2], b[3, 0] = (5.4e-309, 1.4e-309, 0.0), (0.0, 3.9e-309), 0.0

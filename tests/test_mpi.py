@@ -163,7 +163,7 @@ libmpi.MPI_Finalize()
 @pytest.mark.parametrize(("level", "words"), [("2", "kept 1 0\nfinalised False"),
                                               ("0", "level 0 of threads by somebody else: MPI_THREAD_SERIALIZED (2)")])
 def test_mpi_that_somebody_else_has_initialised(level, words):
-    """As mpi4py does: not initialised again, and not finalised."""
+    """Where mpi4py, for example, has initialised MPI it is neither initialised again nor finalised."""
     one = named("mpich")
     maps = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(*{l.split()[-1] for l in open('/proc/self/maps') if 'libmpi' in l})"
     libmpi = subprocess.run([sys.executable, "-c", maps, one.module()], capture_output=True, text=True).stdout.strip()
@@ -201,7 +201,7 @@ def test_what_is_missing_is_said(plans, monkeypatch, tmp_path):
 
 
 def test_an_mpicc_that_is_of_no_use_costs_mpi_alone(tmp_path, monkeypatch):
-    """Neither the build nor these tests."""
+    """Without a usable mpicc only MPI is missing: the build and these tests go on."""
     monkeypatch.chdir(mpi_module.ROOT)
     monkeypatch.setenv("MPICC", str(tmp_path / "mpicc"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

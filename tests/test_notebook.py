@@ -84,7 +84,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_and_the_notebook_launches_agai
 
 
 def test_an_interrupted_run_leaves_no_bar_open(kernel):
-    """It pushed the bars of all later runs down, and was drawn again in the cell where it was collected."""
+    """An open bar pushed the bars of all later runs down, and was drawn again in the cell in which it was garbage-collected."""
     process, client = kernel
     assert run(client, LONG)[0]["status"] == "ok"
     pressed = []

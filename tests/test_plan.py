@@ -574,7 +574,7 @@ def test_a_plan_whose_predictions_are_no_numbers_is_not_loaded(tmp_path, key, va
 
 @pytest.mark.parametrize("work_s", [5e-324, 1e-308])
 def test_work_that_is_hardly_more_than_nothing_is_planned_by_everybody(work_s):
-    """In ticks of it messages were infinite, and ticks of no seconds at all."""
+    """In ticks of so little work messages were infinite, and ticks were of no seconds at all."""
     table = np.full((13, 13), work_s)
     costs = CostModel.from_table(table, table, granularity=8, latency_s=1e-3)
     for planner in PLANNERS[1:]:
@@ -583,7 +583,7 @@ def test_work_that_is_hardly_more_than_nothing_is_planned_by_everybody(work_s):
 
 
 def test_messages_that_never_end_are_refused_before_any_work(tmp_path):
-    """Their seconds were infinite, or a saved plan was called damaged."""
+    """Otherwise their seconds were infinite, or a saved plan was called damaged."""
     costs = CostModel.from_table(np.ones((13, 13)), np.ones((13, 13)), granularity=8, byte_s=1e248)
     with pytest.raises(ValueError, match="a step's messages, one by one, take .* at most 1e.250"):
         plan(**{**GOOD, "costs": costs})

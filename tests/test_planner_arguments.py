@@ -331,7 +331,7 @@ def test_a_layer_graph_of_costs_below_zero_is_refused_where_they_are() -> None:
 
 
 def test_messages_beyond_all_work_are_planned():
-    """In ticks of the work they are more than a double holds, and were refused as infinite."""
+    """Such messages, in ticks of the work, are more than a double holds: they were refused as infinite."""
     for name in ("autopipe", "autopipe_heuristic"):
         plan = getattr(planners, name)(np.full(9, 1e-280), np.full(9, 2e-280), 3, 4, comm_s=1e30)
         assert plan.boundaries[0] == 0 and plan.boundaries[-1] == 9 and (np.diff(plan.boundaries) > 0).all()

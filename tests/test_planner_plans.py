@@ -188,7 +188,7 @@ def test_slices_of_every_schedule_are_recomputed(schedule, slicing):
 
 
 def test_auto_recomputes_nothing_where_it_is_told_so():
-    """It may choose a plan of a planner that does where it is told nothing."""
+    """Without ``recompute`` auto may choose a planner's plan that recomputes; with all blocks False it may not."""
     limit = int(0.8 * max(make("uniform", LONG, stages=3, schedule="gpipe", slicing=1).peak_memory_bytes))
     request = dict(stages=3, schedule="gpipe", slicing=1, memory_bytes=limit)
     free = make("auto", LONG, **request)
@@ -261,7 +261,8 @@ def test_plans_keep_their_stages_when_the_costs_are_scaled():
 
 
 def test_one_micro_batch_leaves_no_stage_without_work():
-    """As long on any stages to a planner of makespans; but the updates run side by side."""
+    """One micro-batch takes as long on any stages, so a planner that minimises the makespan has no reason to use all of them; but
+    their updates run at the same time."""
     for planner in ("autopipe", "autopipe_heuristic", "pipedream"):
         assert make(planner, LONG, stages=3, slicing=[(4, [256])]).stages == [(0, 4), (4, 8), (8, 12)]
 
@@ -308,7 +309,7 @@ def test_ranks_that_cannot_hold_the_parameters_are_not_asked(planner, monkeypatc
 
 
 def test_where_no_plan_fits_yet_another_number_of_ranks_is_tried():
-    """Over slow links one rank is searched first, and has not the memory."""
+    """Over slow links one rank is searched first, but has too little memory."""
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=256, block_size=64)
     cluster = tp.Cluster(num_devices=8, link_latency_s=1.0)
     costs = tp.CostModel.analytic(model, cluster)

@@ -156,7 +156,7 @@ def test_the_sums_are_in_the_prediction():
 
 @pytest.mark.parametrize("way", [WAYS[1], WAYS[3]], ids=str)
 def test_the_sums_are_no_work(way):
-    """Over a slow link nearly all of the step: the ranks were said to be busy meanwhile."""
+    """Over a slow link the sums take nearly all of the step: ranks were reported as busy during them."""
     one, two = (planned(MODEL, replicas, way, 3 * replicas, link_bandwidth_Bps=1e6) for replicas in (1, 2))
     sums = two.durations["OPT.sum"][:, 0]
     assert sums.min() > 0 and sums.sum() > 50 * sum(one.busy_s)
@@ -178,7 +178,7 @@ def test_what_was_measured_of_the_sums_is_no_work_either():
 
 
 def test_of_an_older_plan_it_is_not_known():
-    """A plan file from before says of its updates nothing but how long they take."""
+    """An older plan file says of its updates only how long they take, not how much of that are the replicas' sums."""
     plan = planned(MODEL, 2)
     data = plan.to_dict()
     del data["durations"]["OPT.sum"]

@@ -111,7 +111,8 @@ make_room(const search *s, int x, int *boundary)
     return 0;
 }
 
-/* *attained with stages first .. x as make_room left them. 0: the work limit leaves open whether they keep to the period. */
+/* Update *attained for stages first .. x as make_room left them. *keeps 0: the work limit leaves open whether they keep to the
+ * period. */
 static tp_status
 settle(search *s, int first, int x, double period, const int *boundary, double *attained, double *next, int *keeps)
 {

@@ -10,13 +10,13 @@
 #include "csrc/plan/descend_moves.h"
 
 #define SLIGHT (1.0 - 1e-9)  /* less than this much better is rounding, not an improvement */
-#define HOPE 1.003           /* in the order of another plan, a better one may look this much worse */
-enum { TRIES = 6,            /* of the moves that a glance likes best, how many are judged */
+#define HOPE 1.003           /* a glance, in the order of another plan, may make a better plan look this many times as slow */
+enum { TRIES = 6,            /* moves to judge, of those that a glance likes best */
        GLANCE = 500000,      /* instructions in one round of glances: milliseconds */
-       RUN = 4,              /* boundaries of stages that move together, at most: as many as there is work for, or these */
+       RUN = 4,              /* boundaries of stages that move together: up to so many, or more where there is work for them */
        NEIGHBOURS = 4 };
 
-/* What was judged already: a fingerprint of the plan, and its seconds. */
+/* A plan that was judged already: its fingerprint and its seconds. */
 typedef struct {
     uint64_t key;
     double seconds;
@@ -37,7 +37,7 @@ typedef struct {
     int ended; /* 1: the program in hand is the answer's */
 } descent;
 
-/* FNV-1a over the words of a plan. Two plans of one fingerprint would cost a look at the second one, no more. */
+/* FNV-1a over the words of a plan. Should two plans share a fingerprint, the second is not looked at: that is all it costs. */
 static uint64_t
 fingerprint(const tp_candidate *c, int stages, int64_t units)
 {
@@ -100,7 +100,7 @@ over_limit(descent *d, const tp_program *program, const tp_candidate *c, int64_t
     return d->q->over(d->q->context, program, c, over);
 }
 
-/* Judge what the move makes; *taken: it is faster than goal_s, fits, and is the plan in hand now. */
+/* Judge the plan that the move makes. *taken: it fits and is faster than goal_s, and is now the plan in hand. */
 static tp_status
 take(descent *d, const tp_move *move, double goal_s, int *taken)
 {
@@ -139,7 +139,7 @@ spent(const descent *d)
     return tp_judge_work(d->judge) >= d->stop || tp_deadline_late();
 }
 
-/* glance_s[0 .. count) of these moves: seconds in the order of the plan in hand. */
+/* Estimate these moves into glance_s[0 .. count): their seconds if the order stays that of the plan in hand. */
 static tp_status
 glance(descent *d, const tp_move *move, int64_t count)
 {
@@ -162,7 +162,7 @@ glance(descent *d, const tp_move *move, int64_t count)
     return TP_OK;
 }
 
-/* The next best at a glance, the first of those that are equal: infinite ones are done. -1: none is left. */
+/* The next best move at a glance, the first of equal ones; moves with infinite seconds are done. -1: none is left. */
 static int64_t
 pick(const descent *d, int64_t count)
 {
@@ -173,7 +173,8 @@ pick(const descent *d, int64_t count)
     return best;
 }
 
-/* Go round the moves of a kind until none helps: as many at a glance as are quick, the best of them judged. */
+/* Try the moves of a kind round and round until none helps: in portions that a glance estimates quickly, the best of each judged.
+ * */
 static tp_status
 go_round(descent *d, tp_move_kind kind, int step, int *helped)
 {
@@ -203,7 +204,7 @@ go_round(descent *d, tp_move_kind kind, int step, int *helped)
     return TP_OK;
 }
 
-/* Other numbers of slices: no order that a glance could use. */
+/* Try other numbers of slices; a glance cannot estimate them, because the order changes. */
 static tp_status
 recount(descent *d, int *helped)
 {
@@ -215,7 +216,7 @@ recount(descent *d, int *helped)
     return TP_OK;
 }
 
-/* Boundaries that move together: as many as can be looked at for a quarter of the work. */
+/* The most boundaries that move together: as many as can be tried with a quarter of the work. */
 static int
 longest_run(const descent *d, int64_t work)
 {
@@ -245,7 +246,7 @@ descend(descent *d, int64_t work)
     return TP_OK;
 }
 
-/* From the plan in hand, base: a step to its best neighbours and down from there. The best of all in *top. */
+/* Escape a local optimum: from each of the best neighbours of the plan in hand, base, descend. *top: the best of all ends. */
 static tp_status
 look_beside(descent *d, const tp_move_plan *base, tp_move_plan *top, double *top_s)
 {
@@ -271,7 +272,7 @@ look_beside(descent *d, const tp_move_plan *base, tp_move_plan *top, double *top
     return TP_OK;
 }
 
-/* A plan that is made to be weighed against others. */
+/* A move, with its plan's program, seconds, and bytes over the limit, to be compared with others. */
 typedef struct {
     tp_move move;
     tp_program *program;
@@ -319,7 +320,7 @@ weigh_all(descent *d, tp_move_kind kind, weighed *best)
     return TP_OK;
 }
 
-/* The plan in hand under the limit, by the moves that leave least over it; or as near as they go. */
+/* Bring the plan in hand under the limit, by the moves that leave the fewest bytes over it; or as near as they get. */
 static tp_status
 mend(descent *d, int64_t *over)
 {

@@ -71,7 +71,7 @@ tp_judge_asked(const tp_judge *judge)
 
 /* ---- the program --------------------------------------------------------------------------------------------------------- */
 
-/* Seconds of an op of a mean stage. */
+/* Mean seconds of an op over stages and units. */
 static double
 mean(const tp_judge *judge, const tp_durations *d, int op)
 {
@@ -82,7 +82,7 @@ mean(const tp_judge *judge, const tp_durations *d, int op)
     return fmax(sum / (double)cells, 1e-12);
 }
 
-/* In sixteenths of a forward: plans that differ little share one order. */
+/* Round to sixteenths of a forward, so that plans that differ little share one order. */
 static double
 nominal(double seconds, double forward_s)
 {
@@ -116,7 +116,7 @@ find_order(const tp_judge *judge, const tp_candidate *c, double input_s, double 
     return tp_program_build_bpipe(ranks, c->micros, c->slices, out);
 }
 
-/* An order that takes long to find, borrowed from the judge. */
+/* An order that takes long to find, from the judge's cache; the judge owns it. */
 static tp_status
 kept_order(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program **out)
 {
@@ -149,7 +149,7 @@ measure(const tp_program *program, const tp_durations *d, tp_sim **sim, double *
     return tp_deadline_check_told();
 }
 
-/* As many of the first micro-batches halved as are fastest with whole backwards, the fewest of equals. */
+/* Sliced 1F1B with the number of halved micro-batches that is fastest with whole backwards, the fewest of equals. */
 static tp_status
 sliced(tp_judge *judge, const tp_candidate *c, const tp_durations *d, tp_program **out)
 {
@@ -181,7 +181,7 @@ sliced(tp_judge *judge, const tp_candidate *c, const tp_durations *d, tp_program
     return tp_program_build_sliced(judge->asked.ranks, c->micros, split, out);
 }
 
-/* F and B, or F, I and W; *made is the caller's, or NULL where *out is the judge's own. */
+/* Build the program of F and B, or of F, I and W. *made: what the caller frees; NULL where *out is the judge's own. */
 static tp_status
 build(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program **out, tp_program **made)
 {
@@ -216,7 +216,7 @@ tp_judge_compute(tp_judge *judge, const tp_candidate *c, tp_program **program)
     return TP_OK;
 }
 
-/* The program with R where something is made again; *made is replaced. */
+/* Add R to the program where blocks are recomputed; replaces *made. */
 static tp_status
 make_again(tp_judge *judge, const tp_candidate *c, const tp_program **compute, tp_program **made)
 {

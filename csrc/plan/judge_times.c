@@ -24,7 +24,7 @@ rows_of(const tp_judge *judge, int order)
 
 /* ---- what is asked ------------------------------------------------------------------------------------------------------- */
 
-/* The copies of the model have the same micro-batches. */
+/* Refuse a candidate whose copies of the model have different micro-batches. */
 static tp_status
 check_copies(const tp_candidate *c)
 {
@@ -127,7 +127,7 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
     }
 }
 
-/* W of all slices of a micro-batch to its first. */
+/* Put the seconds of all W of a micro-batch to its first slice. */
 static void
 gather_weights(const tp_judge *judge, const tp_candidate *c, int64_t units)
 {
@@ -182,7 +182,7 @@ repeat_updates(const tp_judge *judge, const tp_candidate *c, int64_t units)
     }
 }
 
-/* What the engine computes on the stages of one copy of the model. */
+/* Seconds of the engine's work on the stages of one copy of the model. */
 static tp_status
 time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *out)
 {
