@@ -88,10 +88,10 @@ describe_layouts(const tp_gemm *gemm, plan *p, const tp_gemm_op *op)
     return TP_OK;
 }
 
-/* A grid of as many blocks as there are multiprocessors, each with a share of the tiles, takes twice its time where some of these are
- * held by receives that wait: the last blocks begin when the first have ended. Where a reproducible handle chooses it is not asked,
- * which would choose otherwise with messages than without: its products of one sum are told behind that, whose bits follow from no
- * grid (a weight's gradient may be cut by the grid's size). */
+/* Tell cublasLt how many multiprocessors are free. A grid with as many blocks as there are multiprocessors takes twice its time
+ * where some of these are held by waiting receives: the last blocks begin when the first have ended. A reproducible handle must
+ * choose the same algorithm with messages as without, so it is told only after the choice, and only for products of one sum, whose
+ * bits do not depend on the grid (a weight's gradient may be split by the grid's size). */
 static tp_status
 aim_at(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int32_t multiprocessors)
 {

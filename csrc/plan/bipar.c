@@ -1,4 +1,4 @@
-/* BiPar, DawnPiper's own search, its gaps closed as PLANNERS.md 3.2 resolves them.
+/* BiPar, DawnPiper's own search; what the paper leaves open is decided as in PLANNERS.md 3.2.
  *
  * A segment of q stages is cut in two, q / 2 stages (of three: one) to the left. Candidates run from the compute-balanced
  * position (the first whose time is the left side's share q_left / q of the segment's) to the memory-balanced one (the
@@ -158,7 +158,7 @@ stage(bipar *b, int x, int i, int j, outcome *out)
     return tp_deadline_check_told();
 }
 
-/* By more than the rounding of sums: the earlier candidate among equals, whatever the unit of time is. */
+/* Is a less than b by more than the rounding of sums? So the earlier of equal candidates wins, whatever the unit of time. */
 static int
 is_less(double a, double b)
 {

@@ -66,7 +66,8 @@ tp_shop_line_open(tp_arena *arena, const tp_shop *shop, const tp_shop_options *o
     return TP_OK;
 }
 
-/* Behind the last slice only the last machine counts. */
+/* Set the tails: seconds from the start of a slice on a machine to the end of all work; after the last slice only the last machine
+ * counts. */
 static void
 set_tails(tp_shop_line *l)
 {
@@ -104,7 +105,7 @@ tp_shop_line_set(tp_shop_line *l, const int *length, int slices)
     l->latency = tp_shop_latency(l->shop, l->head + (size_t)slices * (size_t)l->width);
 }
 
-/* With slices first .. behind - 1 replaced by these. +inf if one of them is not allowed. */
+/* The latency with slices first .. behind - 1 replaced by these; +inf if one of them is not allowed. */
 static double
 latency_with(tp_shop_line *l, int first, int behind, const int *length, int slices)
 {
@@ -143,7 +144,7 @@ try_with(tp_shop_line *l, int first, int behind, const int *length, int slices)
 
 enum { RUN = 6 }; /* boundaries that move together, at most */
 
-/* Boundaries at .. at + run - 1, boundary k between slices k and k + 1, `step` tokens to the right. */
+/* Try to move boundaries at .. at + run - 1 (boundary k lies between slices k and k + 1) `step` tokens to the right. */
 static int
 shift(tp_shop_line *l, int at, int run, int step)
 {
@@ -166,7 +167,7 @@ shift_all(tp_shop_line *l, int step)
     return found;
 }
 
-/* Join two neighbours, or cut one in two at a few places. */
+/* Try to join two neighbouring slices, or to cut one in two at a few places. */
 static int
 recount(tp_shop_line *l)
 {

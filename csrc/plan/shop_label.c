@@ -12,7 +12,7 @@
 typedef struct {
     int count, room;
     double *clock;         /* [room][width] */
-    double *bound;         /* [room] no way on is shorter */
+    double *bound;         /* [room] latency that no continuation is below */
     int *from, *parent;    /* [room] where its last slice began, and the label there */
 } place;
 
@@ -111,7 +111,7 @@ grow(search *s, place *p)
     return TP_OK;
 }
 
-/* What the best way on from these clocks at token j cannot be shorter than. */
+/* A lower bound on the latency of every continuation from these clocks at token j. */
 static double
 bound_of(const search *s, int j, const double *clock)
 {
@@ -153,7 +153,7 @@ nowhere_later(const double *a, const double *b, int width)
     return 1;
 }
 
-/* Insert the scratch clock unless another label is nowhere later; drop those that are nowhere earlier. */
+/* Insert the scratch clock as a label unless another label is later on no machine; drop labels that are earlier on none. */
 static tp_status
 insert(search *s, int token, int from, int parent, double bound)
 {
@@ -186,7 +186,7 @@ insert(search *s, int token, int from, int parent, double bound)
     return TP_OK;
 }
 
-/* All slices that may follow label a of token j. */
+/* Extend label a of token j by every slice that is allowed. */
 static tp_status
 extend(search *s, int j, int a)
 {

@@ -13,7 +13,7 @@
 #define THRESHOLDS 48
 #define GRIDS 512 /* no number of units up to 1 << 24 has more divisors */
 
-/* The surrogate: every slice costs what it costs on its slowest machine (of each chain), on equal machines. */
+/* The surrogate problem: equal machines, on which every slice costs what it costs on its slowest real machine (of each chain). */
 static void
 fill_surrogate(const tp_shop *shop, const tp_shop_options *o, double *table)
 {
@@ -37,7 +37,7 @@ fill_surrogate(const tp_shop *shop, const tp_shop_options *o, double *table)
         }
 }
 
-/* The least sum within a threshold; the slices into length[], their number returned; 0: none. */
+/* The slicing of least sum with no slice above the threshold: slices into length[], returns their number; 0: there is none. */
 static int
 within(const double *table, int n, double threshold, double *dist, int *length)
 {
@@ -70,7 +70,7 @@ offer(tp_shop_line *line, const int *length, int slices, int *kept, int *kept_sl
     }
 }
 
-/* The best slicing of the surrogate under a ladder of thresholds, judged exactly, is left in the line. */
+/* Put into the line the best start: slicings of the surrogate for a ladder of thresholds, judged exactly. */
 static tp_status
 begin(tp_arena *arena, tp_shop_line *line)
 {
@@ -210,7 +210,7 @@ from_coarse(tp_arena *arena, tp_shop_line *line, grids *known, tp_shop_plan *pla
     return TP_OK;
 }
 
-/* No coarse start is possible: one unit a slice always is. */
+/* Start with one unit a slice, which is always allowed, where no coarse start is possible. */
 static void
 singles(tp_shop_line *line)
 {

@@ -1,12 +1,12 @@
-/* The best plan by elimination. Plans are ways from block 0 to the last one, a stage an arc. Let no plan that takes longer than a
- * limit count. An arc goes if the least that any stages before it do to the rest of 1F1B, number by number, then the arc, then
- * the least that any stages behind it do, take longer (csrc/plan/stage_response.h: that is no more than any plan through
- * the arc). With fewer arcs the leasts are larger, and more of them go. Mostly none are left. Else ways are followed depth first,
- * the exact head of the stages so far against the leasts behind. Where that takes long they are divided: those through
- * the first half of a stage's places and those through the second, each by elimination again.
+/* The best plan by elimination. A plan is a path from block 0 to the last one, whose arcs are stages; plans that take longer than a
+ * limit do not count. An arc is removed if even the least that any stages before it and any stages after it contribute to 1F1B
+ * (each number by itself) take longer together with it: that is a lower bound for every plan through the arc
+ * (csrc/plan/stage_response.h). With fewer arcs these leasts grow, so more arcs go; mostly none is left. Otherwise paths are
+ * followed depth first, with the exact head of the stages so far and the leasts of those to come. Where that takes long the paths
+ * are divided, into those through the first and those through the second half of a stage's places, each by elimination again.
  *
- * Why this and not paths by themselves: with few micro-batches the forwards wait for one stage and the backwards for another, and
- * the bounds of tp_stages_narrow know one stage at a time. Heads and tails have every path through any number of stages. */
+ * Why not by bounds of single critical paths: with few micro-batches the forwards wait for one stage and the backwards for another,
+ * and the bounds of tp_stages_narrow know one stage at a time. Heads and tails have every path through any number of stages. */
 #include "csrc/plan/stage_search.h"
 
 #include <math.h>
