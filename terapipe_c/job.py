@@ -297,8 +297,8 @@ def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             at = np.argwhere(~np.isfinite(array))[0]
-            raise _core.InvalidValueError(f"init: {name}[{', '.join(map(str, at))}] is {array[tuple(at)]}: finite parameters would be "
-                                          "right")
+            raise _core.InvalidValueError(f"init: {name}[{', '.join(map(str, at))}] is {array[tuple(at)]}: finite parameters would "
+                                          "be right")
     return arrays
 
 
