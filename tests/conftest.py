@@ -3,6 +3,7 @@ needs one."""
 
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # _core where the package is installed as a wheel.
 os.environ["PYTHONPATH"] = str(Path(terapipe_c.__file__).parents[1])
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# A shell's background jobs ignore Ctrl-C (`.ci/run &`), and so would all that the tests start, whose Ctrl-C is tested.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `pytest -n 2`, as `make test` has it, runs two of these modules at a time, about the longest first. Their tests start no ranks
 # that would want the cores for themselves, ask no clock for less than seconds, and build what they share under a lock. Every

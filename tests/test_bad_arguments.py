@@ -233,6 +233,8 @@ def _phases(**changed):
     (lambda: tp.plan(MODEL, CLUSTER, 1, 8, COSTS, slicing=[(1, np.array(8))]), r"slicing\[0\] is \(1, array\(8\)\): \(seq"),
     (lambda: tp.planners.slicing_bound(MODEL, COSTS, [np.array(3), (3, 4)], [1], seq_len=8), r"partition\[0\] is array\(3\)"),
     (lambda: tp.planners.balance([1.0, 1e301], 1), r"times\[1\] is 1e\+301: a finite time from 0 to 1e300"),
+    (lambda: tp.planners.dapple([1.0, 1e301], [1.0, 1.0], 1, 1), r"fwd\[1\] is 1e\+301: a value of 0 to 1e300 is needed"),
+    (lambda: tp.planners.autopipe([1.0], [1.0], 1, 1, comm_s=1e301), r"comm_s is 1e\+301: seconds from 0 to 1e300"),
     (lambda: tp.Program.parse("0F0\ud800"), "text has a lone surrogate at 3"),
     (lambda: PROGRAM.save_memory(recompute=[1, 0], swap=bytes(2)), "recompute is list: a uint8"),
     (lambda: PROGRAM.save_memory(recompute=bytes(2), swap=np.zeros(2)), "swap has format 'd': uint8"),

@@ -123,11 +123,11 @@ check_stages(int stages, int micros, const double *forward_s, const double *back
     if (micros < 1 || micros > TP_F1B_MICROS)
         return tp_fail(TP_EVALUE, "micro_batches is %d: 1 to %d would be right", micros, TP_F1B_MICROS);
     if (!(comm_s >= 0.0 && comm_s <= 1e300))
-        return tp_fail(TP_EVALUE, "comm_s is %g: finite seconds, not negative, would be right", comm_s);
+        return tp_fail(TP_EVALUE, "comm_s is %g: seconds from 0 to 1e300 would be right", comm_s);
     for (int l = 0; l < 2; l++)
         for (int k = 0; k < stages; k++) {
             if (!(lists[l][k] >= 0.0 && lists[l][k] <= 1e300))
-                return tp_fail(TP_EVALUE, "%s[%d] is %g: seconds, finite and not negative, would be right",
+                return tp_fail(TP_EVALUE, "%s[%d] is %g: seconds from 0 to 1e300 would be right",
                                l == 0 ? "fwd" : "bwd", k, lists[l][k]);
             total += lists[l][k] + comm_s;
         }

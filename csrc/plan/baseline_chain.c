@@ -14,7 +14,7 @@ check_array(const double *values, int count, const char *name)
 {
     for (int i = 0; values != NULL && i < count; i++)
         if (!(values[i] >= 0.0 && values[i] <= 1e300))
-            return tp_fail(TP_EVALUE, "%s[%d] is %g: a finite value of 0 or more is needed", name, i, values[i]);
+            return tp_fail(TP_EVALUE, "%s[%d] is %g: a value of 0 to 1e300 is needed", name, i, values[i]);
     return TP_OK;
 }
 
@@ -31,9 +31,9 @@ tp_chain_check(const tp_chain *c, int stages)
     if (c->micros < 1 || c->micros > 65536)
         return tp_fail(TP_EVALUE, "micro_batches is %d: 1 to 65536 are possible", c->micros);
     if (!(c->comm_s >= 0.0 && c->comm_s <= 1e300))
-        return tp_fail(TP_EVALUE, "comm_s is %g: a finite time of 0 or more is needed", c->comm_s);
+        return tp_fail(TP_EVALUE, "comm_s is %g: a time of 0 to 1e300 s is needed", c->comm_s);
     if (!(c->limit_bytes >= 0.0 && c->limit_bytes <= 1e300))
-        return tp_fail(TP_EVALUE, "limit_bytes is %g: a finite size of 0 or more is needed", c->limit_bytes);
+        return tp_fail(TP_EVALUE, "limit_bytes is %g: a size of 0 to 1e300 is needed", c->limit_bytes);
     if (!(c->bandwidth_Bps > 0.0))
         return tp_fail(TP_EVALUE, "bandwidth_Bps is %g: more than 0 is needed", c->bandwidth_Bps);
     TP_TRY(tp_in_flight_check(c->in_flight, c->micros, stages));

@@ -322,6 +322,6 @@ tp_plan_vpipe(const tp_chain *chain, int stages, double swap_Bps, tp_chain_plan 
 {
     *out = (tp_chain_plan){0};
     if (!(swap_Bps >= 0.0 && swap_Bps <= 1e300))
-        return tp_fail(TP_EVALUE, "swap_bandwidth_Bps is %g: a finite bandwidth of 0 or more is needed", swap_Bps);
+        return tp_fail(TP_EVALUE, "swap_bandwidth_Bps is %g: a bandwidth of 0 to 1e300 is needed", swap_Bps);
     return tp_chain_run(chain, stages, stages, TP_REPLICAS_NONE, run, &swap_Bps, out);
 }

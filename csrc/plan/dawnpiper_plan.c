@@ -106,11 +106,11 @@ tp_dawnpiper_check(const tp_nodes *nodes, const tp_dawnpiper_options *options)
     if (options->micros < 1 || options->micros > 65536)
         return tp_fail(TP_EVALUE, "micro_batches is %d: 1 to 65536 is possible", options->micros);
     if (!(options->memory_bytes >= 0.0 && options->memory_bytes <= 1e300))
-        return tp_fail(TP_EVALUE, "memory_bytes is %g: a finite number of 0 or more is needed", options->memory_bytes);
+        return tp_fail(TP_EVALUE, "memory_bytes is %g: a number of 0 to 1e300 is needed", options->memory_bytes);
     if (!(options->swap_Bps >= 0.0 && options->swap_Bps <= 1e300))
-        return tp_fail(TP_EVALUE, "swap_bandwidth_Bps is %g: a finite number of 0 or more is needed", options->swap_Bps);
+        return tp_fail(TP_EVALUE, "swap_bandwidth_Bps is %g: a number of 0 to 1e300 is needed", options->swap_Bps);
     if (!(options->link_Bps >= 0.0 && options->link_Bps <= 1e300))
-        return tp_fail(TP_EVALUE, "link_bandwidth_Bps is %g: a finite number above 0 is needed", options->link_Bps);
+        return tp_fail(TP_EVALUE, "link_bandwidth_Bps is %g: a number above 0 and up to 1e300 is needed", options->link_Bps);
     if (options->link_Bps > 0.0 && nodes->cut_bytes == NULL)
         return tp_fail(TP_EVALUE, "link_bandwidth_Bps is given, but the nodes have no cut_bytes");
     TP_TRY(check_in_flight(options));

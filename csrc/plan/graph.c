@@ -23,7 +23,7 @@ check_edges(const tp_graph *graph)
             return tp_fail(TP_EVALUE, "edge %d goes from node %d to node %d: 0 to %d would be right", e, from, to,
                            graph->count - 1);
         if (!(graph->bytes[e] >= 0.0 && graph->bytes[e] <= 1e300))
-            return tp_fail(TP_EVALUE, "edge %d (node %d to node %d) has %g bytes: a finite number of 0 or more is needed", e,
+            return tp_fail(TP_EVALUE, "edge %d (node %d to node %d) has %g bytes: a number of 0 to 1e300 is needed", e,
                            from, to, graph->bytes[e]);
     }
     return TP_OK;

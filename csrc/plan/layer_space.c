@@ -62,7 +62,7 @@ check_edges(const tp_layer_graph *g)
             status = tp_fail(TP_EVALUE, "edge %d goes from node %d to node %d: nodes are 0 to %d", e, g->from[e], g->to[e],
                              g->nodes - 1);
         else if (!(g->edge_bytes[e] >= 0.0 && g->edge_bytes[e] <= 1e300))
-            status = tp_fail(TP_EVALUE, "edge %d (node %d to node %d) has %g bytes: a finite size of 0 or more is needed", e,
+            status = tp_fail(TP_EVALUE, "edge %d (node %d to node %d) has %g bytes: a size of 0 to 1e300 is needed", e,
                              g->from[e], g->to[e], g->edge_bytes[e]);
         else
             degree[g->to[e]]++;

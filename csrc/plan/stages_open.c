@@ -11,8 +11,7 @@ check_list(const double *list, int count, const char *name, const char *what)
     double total = 0.0;
     for (int i = 0; i < count; i++) {
         if (!(list[i] >= 0.0 && list[i] <= 1e300))
-            return tp_fail(TP_EVALUE, "%s[%d] is %g: %s, finite and not negative, would be right", name, i, list[i],
-                           what);
+            return tp_fail(TP_EVALUE, "%s[%d] is %g: %s from 0 to 1e300 would be right", name, i, list[i], what);
         total += list[i];
     }
     if (!(total <= 1e300))
@@ -53,7 +52,7 @@ check_problem(const tp_stage_problem *q)
     if (q->micros < 1 || q->micros > TP_F1B_MICROS)
         return tp_fail(TP_EVALUE, "micro_batches is %d: 1 to %d would be right", q->micros, TP_F1B_MICROS);
     if (!(q->comm_s >= 0.0 && q->comm_s <= 1e300))
-        return tp_fail(TP_EVALUE, "comm_s is %g: finite seconds, not negative, would be right", q->comm_s);
+        return tp_fail(TP_EVALUE, "comm_s is %g: seconds from 0 to 1e300 would be right", q->comm_s);
     TP_TRY(check_list(q->forward_s, q->blocks, "fwd", "seconds"));
     TP_TRY(check_list(q->backward_s, q->blocks, "bwd", "seconds"));
     double total = 0.0;
