@@ -152,7 +152,7 @@ tp_status
 tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, const float *from, float *p, const float *g, float *m, float *v,
               void *copy, const tp_adamw_args *args, const tp_adamw_args *on_device)
 {
-    adamw_args a = {n, from, g, p, m, v, copy, on_device, {0}, 0};
+    adamw_args a = {n, from, g, p, m, v, copy, on_device, {0, 0, 0, 0, 0, 0, 0, 0}, 0};
     const tp_grid grid = tp_grid1(rows_blocks(n, ROWS_BLOCK * (int64_t)(16 / tp_dtype_bytes(dtype))));
     if (on_device == NULL)
         a.given = *args;
