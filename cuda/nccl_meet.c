@@ -317,8 +317,7 @@ tp_nccl_meet(nccl_comm *c)
     return c->watching ? TP_OK : tp_fail(TP_ERUNTIME, "the thread that watches NCCL could not be started");
 }
 
-/* ---- closing ------------------------------------------------------------------------------------------------------------------
- * */
+/* ---- closing ----------------------------------------------------------------------------------------------------- */
 
 static void
 close_channel(nccl_comm *c, nccl_channel *ch)

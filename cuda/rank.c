@@ -71,8 +71,7 @@ device_mark(tp_device *device, int64_t *at)
     return add_mark(rank, rank->capturing != NULL ? &rank->capturing->marks : &rank->marks, at);
 }
 
-/* ---- swaps beside the work -----------------------------------------------------------------------------------------------------
- * */
+/* ---- swaps beside the work --------------------------------------------------------------------------------------- */
 
 static tp_status
 open_aside(tp_cuda_rank *rank, int64_t number)
@@ -252,8 +251,7 @@ device_reserve(tp_device *device, size_t bytes)
     return open_attention(rank);
 }
 
-/* ---- a step -------------------------------------------------------------------------------------------------------------------
- * */
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
 
 static tp_status
 device_begin(tp_device *device)
@@ -311,8 +309,7 @@ device_write(tp_device *device, void *to, const void *host, size_t bytes)
     return move(device, to, host, bytes, TP_CUDA_TO_DEVICE);
 }
 
-/* ---- stretches: graphs ----------------------------------------------------------------------------------------------------------
- * */
+/* ---- stretches: graphs ------------------------------------------------------------------------------------------- */
 
 /* The stretch of this position, a new one if need be. They come in order in the first step, so the search is a bisection. */
 static tp_status

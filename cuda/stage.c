@@ -161,8 +161,7 @@ stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
     return TP_OK;
 }
 
-/* ---- parameters ----------------------------------------------------------------------------------------------------------------
- * */
+/* ---- parameters -------------------------------------------------------------------------------------------------- */
 
 static tp_status
 stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
@@ -188,8 +187,7 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
     return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
 }
 
-/* ---- a step
- * ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
 
 static tp_status
 stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)

@@ -173,8 +173,8 @@ pick(const descent *d, int64_t count)
     return best;
 }
 
-/* Try the moves of a kind round and round until none helps: in portions that a glance estimates quickly, the best of each judged.
- * */
+/* Try the moves of a kind round and round until none helps: in portions that a glance estimates quickly, the best of each
+ * judged. */
 static tp_status
 go_round(descent *d, tp_move_kind kind, int step, int *helped)
 {

@@ -101,8 +101,8 @@ open_rows(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int c
     return TP_OK;
 }
 
-/* Fill the rows, one for each start. A caller's table is by length, the rows are by start: a transpose by tiles that stay in cache.
- * */
+/* Fill the rows, one for each start. A caller's table is by length, the rows are by start: a transpose by tiles that stay in
+ * cache. */
 static void
 fill_rows(const tp_slice_cost *cost, tp_slice_table *t)
 {

@@ -347,8 +347,8 @@ probe(apart *a, const double corner[2], double low, double high, int steps)
     }
 }
 
-/* Try thresholds around the hint. Coarse units may hide short slices, so the best thresholds there may be far from the best here.
- * */
+/* Try thresholds around the hint. Coarse units may hide short slices, so the best thresholds there may be far from the best
+ * here. */
 static void
 probe_hint(apart *a, const double hint[2])
 {
