@@ -426,7 +426,8 @@ look_at_pairs(pairer *x)
 static tp_answer
 look(pairer *x, int32_t *boundary)
 {
-    int left, right, first = x->turns ? x->blocks : x->pairs, last = x->turns ? x->blocks : x->blocks - x->pairs;
+    int left = 0, right = 0; /* reach() sets both of what is finite, but gcc 13 does not see that */
+    int first = x->turns ? x->blocks : x->pairs, last = x->turns ? x->blocks : x->blocks - x->pairs;
     tp_answer answer = TP_NO;
     if (!look_at_pairs(x))
         return TP_NO;
