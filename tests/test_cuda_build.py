@@ -98,11 +98,12 @@ def test_an_old_nvcc_hides_no_newer_one(tmp_path):
 def test_a_missing_piece_is_named(tmp_path):
     half = fake_nvcc(tmp_path, "Cuda compilation tools, release 13.0, V13.0.88")
     bare = f"{half}/bin"  # no other nvcc in sight
-    refused = setup_py("s['find_cuda'].cache_clear(); print(s['find_cuda']())", CUDA_HOME=str(half), PATH=bare)
+    alone = "import sys; sys.path.clear(); print(s['find_cuda']())"  # nor the wheels of NVIDIA's that PyTorch brings
+    refused = setup_py(alone, CUDA_HOME=str(half), PATH=bare)
     if not Path("/usr/local/cuda").exists():
         assert "was not found beside" in refused.stdout and "nvidia-cuda-runtime" in refused.stdout
     (tmp_path / "bin/nvcc").unlink()
-    none = setup_py("print(s['find_cuda']())", PATH=bare).stdout
+    none = setup_py(alone, PATH=bare).stdout
     assert "nvcc was not found in CUDA_HOME" in none or Path("/usr/local/cuda").exists()
 
 
