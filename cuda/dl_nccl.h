@@ -10,7 +10,14 @@
 #include "csrc/base/status.h"
 #include "cuda/device.h"
 
-enum { NC_SUCCESS = 0, NC_SYSTEM_ERROR = 2, NC_INVALID_USAGE = 5, NC_REMOTE_ERROR = 6, NC_IN_PROGRESS = 7 }; /* ncclResult_t */
+enum { /* ncclResult_t */
+    NC_SUCCESS = 0,
+    NC_SYSTEM_ERROR = 2,
+    NC_INVALID_ARGUMENT = 4,
+    NC_INVALID_USAGE = 5,
+    NC_REMOTE_ERROR = 6,
+    NC_IN_PROGRESS = 7
+};
 enum { NC_INT8 = 0, NC_UNDEFINED = INT_MIN, NC_NO_COLOR = -1, NC_ID_BYTES = 128 };
 
 typedef struct nc_comm *nc_comm;
@@ -31,9 +38,11 @@ typedef struct {
     int reserved; /* of a later version: undefined */
 } nc_config;
 
-/* Calls do not block; a communicator shares nothing with its parent: see nccl.h. */
+/* Calls do not block; a communicator shares nothing with its parent: see nccl.h. Where the most CTAs are NCCL's choice, so are the
+ * fewest: it takes an undefined bound for a number and refuses what would then be the wrong way round. */
 #define NC_CONFIG(most_ctas)                                                                                                   \
-    ((nc_config){sizeof(nc_config), NC_CONFIG_MAGIC, NC_CONFIG_VERSION, 0, NC_UNDEFINED, 1, (most_ctas), NULL, 0, NC_UNDEFINED})
+    ((nc_config){sizeof(nc_config), NC_CONFIG_MAGIC, NC_CONFIG_VERSION, 0, NC_UNDEFINED,                                       \
+                 (most_ctas) == NC_UNDEFINED ? NC_UNDEFINED : 1, (most_ctas), NULL, 0, NC_UNDEFINED})
 
 typedef int nc_get_version(int *);
 typedef int nc_get_id(nc_id *);

@@ -6,6 +6,7 @@
 #define SAME(ours, theirs) _Static_assert((long long)(ours) == (long long)(theirs), #ours " is not " #theirs)
 SAME(NC_SUCCESS, ncclSuccess);
 SAME(NC_SYSTEM_ERROR, ncclSystemError);
+SAME(NC_INVALID_ARGUMENT, ncclInvalidArgument);
 SAME(NC_INVALID_USAGE, ncclInvalidUsage);
 SAME(NC_REMOTE_ERROR, ncclRemoteError);
 SAME(NC_IN_PROGRESS, ncclInProgress);

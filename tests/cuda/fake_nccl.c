@@ -173,12 +173,22 @@ FAKE(ncclGetUniqueId)(nc_id *out)
     return NC_SUCCESS;
 }
 
+/* The bounds of CTAs are compared as numbers though one be undefined, the least: so did 2.28.9 on a GPU. */
+static int
+refuse_config(const nc_config *config)
+{
+    if (config->magic != NC_CONFIG_MAGIC || config->size != sizeof *config || config->blocking != 0)
+        return NC_INVALID_USAGE;
+    return config->min_ctas > config->max_ctas ? NC_INVALID_ARGUMENT : NC_SUCCESS;
+}
+
 FAKE(ncclCommInitRankConfig)(nc_comm *out, int ranks, nc_id id, int rank, nc_config *config)
 {
     long number;
     memcpy(&number, &id, sizeof number);
-    if (config->magic != NC_CONFIG_MAGIC || config->size != sizeof *config || config->blocking != 0)
-        return NC_INVALID_USAGE;
+    int refused = refuse_config(config);
+    if (refused != NC_SUCCESS)
+        return refused;
     pthread_mutex_lock(&lock);
     *out = join(group_numbered(number, ranks), rank);
     (*out)->looks = looks_needed;
@@ -189,6 +199,9 @@ FAKE(ncclCommInitRankConfig)(nc_comm *out, int ranks, nc_id id, int rank, nc_con
 #ifndef FAKE_WITHOUT_SPLIT
 FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *config)
 {
+    int refused = refuse_config(config);
+    if (refused != NC_SUCCESS)
+        return refused;
     pthread_mutex_lock(&lock);
     int result = refuse(c);
     misuses += config->split_share != 0; /* one would wait for the other: a send behind a receive that waits for it */
