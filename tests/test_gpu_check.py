@@ -200,7 +200,8 @@ def test_a_question_that_fails_or_hangs_leaves_the_others(checkout):
     assert "ZeroDivisionError" in found["wrong"]["output"] and "ZeroDivisionError" in ran.stdout and "seven" in ran.stdout
     assert found["hangs"]["why"] == "ran past its deadline of 6 s" and found["hangs"]["so_far"] == {"step": 3}
     marks = "~^"  # beneath a line of a trace; the ^^^ that 3.11 and 3.12 draw beneath calls are ~~~~^^ from 3.13 on
-    assert len(ran.stdout) < 12000 and marks in found["wrong"]["output"] and marks not in ran.stdout, "there is room for words alone"
+    told = "there is room for words alone"
+    assert len(ran.stdout) < 12000 and marks in found["wrong"]["output"] and marks not in ran.stdout, told
 
 
 HANGING = """
