@@ -50,6 +50,11 @@ tp_status
 tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args);
 tp_status
 tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args);
+/* What tp_cuda_attention_force asks for beside tiles: the forward with warpgroups apart, a block to each tile; + 1: a block to each
+ * SM, which goes from tile to tile. */
+enum { TP_ATTENTION_RING = 3 };
+tp_status
+tp_attention_forward_ring(tp_stream stream, const tp_attention_args *args, int variant);
 /* The last argument of tp_cuda_attention_force. */
 int
 tp_attention_forced(void);

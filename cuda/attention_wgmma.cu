@@ -53,7 +53,7 @@ static int
 groups_for(const tp_attention_args *args)
 {
     int64_t tiles = (args->last - 1) / 128 - args->first / 128 + 1;
-    if (tp_attention_forced() != 0)
+    if (tp_attention_forced() == 1 || tp_attention_forced() == 2)
         return tp_attention_forced();
     return 2 * args->items * tiles <= SMS ? 1 : 2;
 }
@@ -61,6 +61,8 @@ groups_for(const tp_attention_args *args)
 tp_status
 tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args)
 {
+    if (tp_attention_forced() >= TP_ATTENTION_RING)
+        return tp_attention_forward_ring(stream, args, tp_attention_forced() - TP_ATTENTION_RING);
     if (args->dim > 64)
         return groups_for(args) == 2 ? forward_wgmma_128_2(stream, args) : forward_wgmma_128_1(stream, args);
     return groups_for(args) == 2 ? forward_wgmma_64_2(stream, args) : forward_wgmma_64_1(stream, args);

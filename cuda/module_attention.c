@@ -24,8 +24,8 @@ attention(PyObject *module, PyObject *args, PyObject *keywords)
                                      &n[4], &n[5], &n[6], &n[7], &PyTuple_Type, &addresses, &groups, &stream, &wgmma))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(addresses);
-    if ((dtype != TP_F32 && dtype != TP_BF16) || groups < 0 || groups > 2 || (count != FORWARD && count != BACKWARD))
-        return PyErr_Format(PyExc_ValueError, "dtype is %d, groups %d, with %zd arrays; dtype 0 or 1, groups 0 to 2, and q, k, v, "
+    if ((dtype != TP_F32 && dtype != TP_BF16) || groups < 0 || groups > 9 || (count != FORWARD && count != BACKWARD))
+        return PyErr_Format(PyExc_ValueError, "dtype is %d, groups %d, with %zd arrays; dtype 0 or 1, groups 0 to 9, and q, k, v, "
                             "o, lse (forward) or these with d_o, delta, dq, dk, dv (backward) are right", dtype, groups, count);
     for (Py_ssize_t i = 0; i < count; i++) {
         array[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(addresses, i));
