@@ -51,25 +51,80 @@ clear(float *sums, int n)
 #define KEYS 128
 #define GROUPS 2
 #define STAGES 2
-#define VARIANT 128
+#define BLOCKS 1
+#define TURNS 1
+#define VARIANT 128_2
 #define LOADER 56
 #define COMPUTER 224
+#include "cuda/attention_ring.inc"
+
+#define HD 128
+#define KEYS 128
+#define GROUPS 2
+#define STAGES 2
+#define BLOCKS 1
+#define TURNS 0
+#define VARIANT 128_free
+#define LOADER 56
+#define COMPUTER 224
+#include "cuda/attention_ring.inc"
+
+#define HD 128
+#define KEYS 128
+#define GROUPS 1
+#define STAGES 2
+#define BLOCKS 1
+#define TURNS 0
+#define VARIANT 128_1
+#define LOADER 64
+#define COMPUTER 248
 #include "cuda/attention_ring.inc"
 
 #define HD 64
 #define KEYS 128
 #define GROUPS 3
 #define STAGES 2
-#define VARIANT 64
+#define BLOCKS 1
+#define TURNS 1
+#define VARIANT 64_3
 #define LOADER 32
 #define COMPUTER 160
 #include "cuda/attention_ring.inc"
 
-#define SMS 132 /* of an H100 or H200 */
+#define HD 64
+#define KEYS 128
+#define GROUPS 2
+#define STAGES 4
+#define BLOCKS 1
+#define TURNS 1
+#define VARIANT 64_2
+#define LOADER 56
+#define COMPUTER 224
+#include "cuda/attention_ring.inc"
 
+#define HD 64
+#define KEYS 64
+#define GROUPS 3
+#define STAGES 4
+#define BLOCKS 1
+#define TURNS 1
+#define VARIANT 64_short
+#define LOADER 32
+#define COMPUTER 160
+#include "cuda/attention_ring.inc"
+
+/* Blocks that go from tile to tile: one to an SM of an H100 or H200. */
+#ifndef TP_CUDA_RING_BLOCKS
+#define TP_CUDA_RING_BLOCKS 132
+#endif
+
+/* variant: 2 n, a block to each tile, or 2 n + 1, TP_CUDA_RING_BLOCKS blocks; n as below. */
 tp_status
-tp_attention_forward_ring(tp_stream stream, const tp_attention_args *args, int persistent)
+tp_attention_forward_ring(tp_stream stream, const tp_attention_args *args, int variant)
 {
-    int64_t blocks = persistent ? SMS : 0;
-    return args->dim > 64 ? forward_ring_128(stream, args, blocks) : forward_ring_64(stream, args, blocks);
+    static tp_status (*const kernels[2][3])(tp_stream, const tp_attention_args *, int64_t) = {
+        {forward_ring_64_3, forward_ring_64_2, forward_ring_64_short},
+        {forward_ring_128_2, forward_ring_128_free, forward_ring_128_1},
+    };
+    return kernels[args->dim > 64][variant / 2 % 3](stream, args, variant % 2 ? TP_CUDA_RING_BLOCKS : 0);
 }

@@ -27,19 +27,26 @@
 #define SIMT_GUARD 64
 #define SIMT_TILES 1024 /* dynamic shared memory begins at a multiple, as TP_SHARED_TILES asks */
 #define SIMT_ARRAYS 32
-#define SIMT_COPIES 64
+#define SIMT_COPIES 192
+#define SIMT_NAMED 16
 #define SIMT_WARPGROUP 128
 #define SIMT_RANGES 8
 #define SIMT_ARGUMENTS 4096 /* what every GPU takes (CUDA Programming Guide, kernel parameters) */
 
-typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_WARPGROUP, SIMT_AT_BLOCK, SIMT_ENDED } simt_state;
+typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_WARPGROUP, SIMT_AT_BLOCK, SIMT_AT_NAMED, SIMT_AT_PHASE, SIMT_ENDED } simt_state;
 
 typedef struct {
     void *shared;
     const void *global;
     size_t bytes, size; /* `bytes` are copied, the rest of `size` becomes zero */
     int group;
-} simt_copy;
+} simt_copy; /* size 0: an arrival at the barrier `shared` when all before it are there */
+
+/* A named barrier: who has come to its phase now. */
+typedef struct {
+    const char *site;
+    int threads, come, phase;
+} simt_named;
 
 typedef struct {
     tp_simt_thread self;
@@ -49,6 +56,10 @@ typedef struct {
     void *mine;
     int copies, first_copy, group, groups_done;
     simt_copy copy[SIMT_COPIES]; /* a ring, oldest at first_copy */
+    int named_name;              /* where it waits: a named barrier, or a phase's barrier and parity */
+    int named_phase[SIMT_NAMED]; /* 1 + the last phase that it came to */
+    const void *phase_barrier;
+    int phase_parity;
 #if SIMT_UCONTEXT
     ucontext_t context;
 #else
@@ -72,6 +83,7 @@ typedef struct {
     int threads, current, at_block, ended, order;
     int at_warp[SIMT_THREADS / TP_WARP], at_warpgroup[SIMT_THREADS / SIMT_WARPGROUP];
     struct simt_products *products; /* of wgmma, NULL before the first (cuda/emu/wgmma.c) */
+    simt_named named[SIMT_NAMED];
     int arrays;
     simt_array array[SIMT_ARRAYS]; /* [0] is the dynamic one */
     size_t used, used_static;
@@ -97,6 +109,16 @@ void
 tp_simt_products_begin(simt_machine *m);
 const char *
 tp_simt_products_left(const simt_machine *m);
+
+/* No thread can run: the oldest copies of one that lead to an arrival land, and it arrives. 0: there are none. (cuda/emu/pipeline.c) */
+int
+tp_simt_copies_land(simt_machine *m);
+/* A block has ended: the line of a named barrier to which some, not all, have come, or NULL. */
+const char *
+tp_simt_named_left(const simt_machine *m);
+/* Of a thread that waits; it comes back when another has set it running. */
+void
+tp_simt_sleep(simt_machine *m, simt_state state, const char *site);
 
 /* What cuda/emu/race.c is told, in a build that looks for races; else nothing. */
 #ifdef TP_CUDA_RACES

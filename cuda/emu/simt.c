@@ -114,6 +114,7 @@ fiber_begin(simt_machine *m, int i)
     fiber->state = SIMT_RUNS;
     fiber->site = NULL;
     fiber->copies = fiber->first_copy = fiber->group = fiber->groups_done = 0;
+    memset(fiber->named_phase, 0, sizeof fiber->named_phase);
     fiber->fake_stack = NULL;
 #if SIMT_ASAN
     __asan_unpoison_memory_region(stack, SIMT_STACK); /* frames of a launch that failed */
@@ -196,7 +197,7 @@ check_guards(simt_machine *m)
 static void
 fail_divergent(simt_machine *m)
 {
-    static const char *const what[] = {"operation of a warp", "operation of a warpgroup", "barrier"};
+    static const char *const what[] = {"operation of a warp", "operation of a warpgroup", "barrier", "named barrier", "phase"};
     int first = -1, other = -1, state = SIMT_AT_WARP;
     for (; first < 0; state++)
         for (int i = 0; i < m->threads && first < 0; i++)
@@ -210,6 +211,15 @@ fail_divergent(simt_machine *m)
     const simt_fiber *a = &m->fiber[first], *b = &m->fiber[other < 0 ? first : other];
     machine_fail(m, first, "divergent %s: it waits at %s, thread %d %s%s", what[state - SIMT_AT_WARP], a->site, b->self.thread,
                  b->state == SIMT_ENDED ? "has ended" : "waits at ", b->state == SIMT_ENDED ? "" : b->site);
+}
+
+void
+tp_simt_sleep(simt_machine *m, simt_state state, const char *site)
+{
+    simt_fiber *fiber = &m->fiber[m->current];
+    fiber->site = site;
+    fiber->state = state;
+    switch_away(m);
 }
 
 /* ---- meetings ----------------------------------------------------------------------------------------------------------- */
@@ -365,57 +375,6 @@ tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
         tp_simt_fail(m, "%s: %zu bytes at %p are outside every allocation of the device", site, bytes, pointer);
 }
 
-/* ---- asynchronous copies ---------------------------------------------------------------------------------------------------- */
-
-static void
-copy_now(const simt_copy *copy)
-{
-    memcpy(copy->shared, copy->global, copy->bytes);
-    memset((char *)copy->shared + copy->bytes, 0, copy->size - copy->bytes);
-}
-
-void
-tp_simt_copy_async(const char *site, void *shared, const void *global, size_t bytes, size_t size)
-{
-    simt_machine *m = tp_simt_machine;
-    simt_fiber *fiber = &m->fiber[m->current];
-    simt_copy copy = {shared, global, bytes, size, fiber->group};
-    uintptr_t at = (uintptr_t)shared, begin = (uintptr_t)m->shared;
-    tp_simt_check(site, shared, size, size);
-    if (bytes)
-        tp_simt_check(site, global, bytes, size);
-    if (at < begin || at + size > begin + SIMT_SHARED)
-        tp_simt_fail(m, "%s: an asynchronous copy to %p, which is not shared memory", site, shared);
-    tp_race_touch(global, bytes, 0);
-    tp_race_depart(shared, size);
-    if (m->order & 4) {
-        copy_now(&copy);
-        tp_race_land(shared, size);
-        return;
-    }
-    if (fiber->copies == SIMT_COPIES)
-        tp_simt_fail(m, "%s: more than %d asynchronous copies of a thread are under way", site, SIMT_COPIES);
-    fiber->copy[(fiber->first_copy + fiber->copies++) % SIMT_COPIES] = copy;
-}
-
-void
-tp_simt_copy_commit(void)
-{
-    tp_simt_machine->fiber[tp_simt_machine->current].group++;
-}
-
-void
-tp_simt_copy_wait(int groups_left)
-{
-    simt_fiber *fiber = &tp_simt_machine->fiber[tp_simt_machine->current];
-    while (fiber->copies > 0 && fiber->copy[fiber->first_copy].group < fiber->group - groups_left) {
-        copy_now(&fiber->copy[fiber->first_copy]);
-        tp_race_land(fiber->copy[fiber->first_copy].shared, fiber->copy[fiber->first_copy].size);
-        fiber->first_copy = (fiber->first_copy + 1) % SIMT_COPIES;
-        fiber->copies--;
-    }
-}
-
 /* ---- launching --------------------------------------------------------------------------------------------------------------- */
 
 static void
@@ -474,6 +433,7 @@ run_block(simt_machine *m, int x, int y, int z, size_t smem)
     memset(m->at_warp, 0, sizeof m->at_warp);
     memset(m->at_warpgroup, 0, sizeof m->at_warpgroup);
     tp_simt_products_begin(m);
+    memset(m->named, 0, sizeof m->named);
     (void)shared_add(m, NULL, "(dynamic)", smem);
     for (int i = 0; i < m->threads; i++) {
         tp_simt_thread *self = &m->fiber[i].self;
@@ -486,15 +446,19 @@ run_block(simt_machine *m, int x, int y, int z, size_t smem)
         int next = 0;
         while (next < m->threads && m->fiber[next].state != SIMT_RUNS)
             next++;
+        if (next == m->threads && tp_simt_copies_land(m))
+            continue; /* the copies for which who waits has waited */
         if (next == m->threads) {
             fail_divergent(m);
             return;
         }
         switch_to(m, next);
     }
-    const char *left = tp_simt_products_left(m);
+    const char *left = tp_simt_products_left(m), *met = tp_simt_named_left(m);
     if (left != NULL)
         machine_fail(m, -1, "%s: nobody waits for this product", left);
+    if (met != NULL)
+        machine_fail(m, -1, "%s: the block ends, and not all have come to this named barrier", met);
 }
 
 typedef struct {
