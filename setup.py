@@ -44,7 +44,7 @@ ISA_FLAGS = {  # csrc/cpu/isa_<name>.c
 ISA_FLAGS["amx"] = [*ISA_FLAGS["avx512"], "-mamx-tile", "-mamx-bf16"]
 CUDA_ARCHS = ["80", "90", "100", "120"]  # compute capability x 10; PTX of 90 besides, for what is none of these
 # In place of 90, with what later GPUs do not have: wgmma. Alone, since of both a device of 9.0 would take which it likes.
-CUDA_90A = ["cuda/attention_ring.cu", "cuda/attention_wgmma.cu"]
+CUDA_90A = ["cuda/attention_ring.cu", "cuda/attention_ring_backward.cu", "cuda/attention_wgmma.cu"]
 # As -ffp-contract=off: nvcc fuses by itself, and in one body of a kernel other than in the next (LayerNorm's sum of dy gamma
 # for rows on 16 bytes, not for others), so that bits would depend on where an array begins.
 NVCC_NUMBERS = ["-fmad=false"]

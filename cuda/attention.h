@@ -55,6 +55,8 @@ tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args);
 enum { TP_ATTENTION_RING = 3 };
 tp_status
 tp_attention_forward_ring(tp_stream stream, const tp_attention_args *args, int variant);
+tp_status
+tp_attention_backward_ring(tp_stream stream, const tp_attention_args *args, int variant);
 /* The last argument of tp_cuda_attention_force. */
 int
 tp_attention_forced(void);

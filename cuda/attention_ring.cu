@@ -1,51 +1,4 @@
-#include "cuda/attention_bf16.h"
-
-#include "cuda/pipeline.h"
-#include "cuda/wgmma.h"
-
-/* Products begin, behind all that was done to their sums d[n] and to the words f[m] of an A operand; all products are there. */
-#define BEGIN(d, n, f, m)      \
-    TP_WGMMA_PIN(d, n);        \
-    TP_WGMMA_PIN_WORDS(f, m);  \
-    TP_WGMMA_FENCE()
-#define END(d, n, f, m)   \
-    TP_WGMMA_WAIT(0);     \
-    TP_WGMMA_PIN(d, n);   \
-    TP_WGMMA_PIN_WORDS(f, m)
-
-/* Works are numbered as blocks of attention_grid begin: across, then tiles, then groups. */
-typedef struct {
-    tp_attention_args a;
-    int across, tiles, works;
-} ring_args;
-
-static inline int64_t
-ring_fill(ring_args *w, const tp_attention_args *args, int64_t tiles)
-{
-    tp_grid grid = attention_grid(args, tiles, args->last);
-    memset(w, 0, sizeof *w);
-    w->a = *args;
-    w->across = (int)grid.x;
-    w->tiles = (int)grid.y;
-    w->works = (int)(grid.x * grid.y * grid.z);
-    return w->works;
-}
-
-/* A block's next work: every second round in the other direction, so that no block always has the longer ones. */
-TP_DEVICE int
-ring_next(int work)
-{
-    int blocks = TP_BLOCKS_X, round = work / blocks;
-    return (round + 1) * blocks + (blocks - 1 - work % blocks);
-}
-
-TP_DEVICE void
-clear(float *sums, int n)
-{
-    TP_UNROLL
-    for (int i = 0; i < n; i++)
-        sums[i] = 0.0f;
-}
+#include "cuda/attention_ring.h"
 
 #define HD 128
 #define KEYS 128
@@ -112,11 +65,6 @@ clear(float *sums, int n)
 #define LOADER 32
 #define COMPUTER 160
 #include "cuda/attention_ring.inc"
-
-/* Blocks that go from tile to tile: one to an SM of an H100 or H200. */
-#ifndef TP_CUDA_RING_BLOCKS
-#define TP_CUDA_RING_BLOCKS 132
-#endif
 
 /* variant: 2 n, a block to each tile, or 2 n + 1, TP_CUDA_RING_BLOCKS blocks; n as below. */
 tp_status

@@ -71,6 +71,8 @@ tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args)
 tp_status
 tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args)
 {
+    if (tp_attention_forced() >= TP_ATTENTION_RING)
+        return tp_attention_backward_ring(stream, args, tp_attention_forced() - TP_ATTENTION_RING);
     if (args->dim > 64)
         return groups_for(args) == 2 ? backward_wgmma_128_2(stream, args) : backward_wgmma_128_1(stream, args);
     return groups_for(args) == 2 ? backward_wgmma_64_2(stream, args) : backward_wgmma_64_1(stream, args);
