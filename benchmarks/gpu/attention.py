@@ -292,59 +292,6 @@ def wgmma_right():
     return told | {"headline": f"{told['kernels']['headline']}; {told['bits']['headline']}; losses as by mma.sync"}
 
 
-RING = {  # of cuda/attention_ring.cu, by what groups= asks for; + 1: a block to each SM
-    64: {3: "3 warpgroups, 128 keys", 5: "2 warpgroups, 128 keys", 7: "3 warpgroups, 64 keys"},
-    128: {3: "2 warpgroups", 5: "2 warpgroups, no turns", 7: "1 warpgroup"},
-}
-
-
-def ring_check(sequence, slices, code, want):
-    """Of a variant: the bits of its own whole sequence in slices, twice, and whether they are those of the other kernel."""
-    T = sequence.shape[3]
-    got = []
-    for cut in ([T], slices, slices):
-        sequence.o.fill_(float("nan")), sequence.lse.fill_(float("nan"))
-        sequence.forward(cut, code)
-        got.append([sequence.o.clone(), sequence.lse.clone()])
-    error = float((got[0][0].double() - want[0].double()).norm() / want[0].double().norm())
-    return {"slices": same(got[0], got[1]), "again": same(got[1], got[2]), "as the other": same(got[0], want), "error": error}
-
-
-def ring_speed():
-    """The variants of the forward by warpgroups apart: their bits, and 16384 tokens in slices and whole, beside cuDNN's."""
-    if why := no_wgmma():
-        return {"headline": f"not measured: {why}"}
-    found, tokens, wrong = [], 64 if small() else 16384, []
-    for D, H in ((64, 1), (128, 1)) if small() else ((128, 16), (64, 32)):
-        for T in (64,) if small() else (2048, 4096, 8192):
-            B = tokens // T
-            flops = 4e-12 * D * B * H * T * (T + 1) / 2
-            sequence = Sequence(BF16, B, H, D, T, wgmma=True)
-            row = {"head_dim": D, "tokens": T, "checks": {}, "tflops": {}}
-            found.append(row)
-            sequence.forward([T])
-            want = [sequence.o.clone(), sequence.lse.clone()]
-            for code in (0, *(c + i for c in RING[D] for i in (0, 1))):
-                name = "now" if code == 0 else RING[D][code - 1 + code % 2] + (", an SM's block" if code % 2 == 0 else "")
-                if code:
-                    row["checks"][name] = told = ring_check(sequence, [T // 4, T // 2 - 7, T // 4 + 7], code, want)
-                    if not (told["slices"] and told["again"] and told["error"] < 3e-3 and (D == 64 or told["as the other"])):
-                        wrong.append((D, T, name, told))
-                row["tflops"][name] = {
-                    str(size): round(flops / clock(lambda s=size, c=code: sequence.forward([s] * (T // s), c)), 1)
-                    for size in ((T // 2, T) if small() else (256, 512, 1024, T))}  # fmt: skip
-                so_far({"shapes": found, "wrong": wrong})
-            name, forward, _ = next(peers(B, H, D, T))
-            if not isinstance(forward, str):
-                row["cudnn"] = round(flops / clock(forward), 1)
-            so_far({"shapes": found, "wrong": wrong})
-    best = {f"hd{row['head_dim']} T{row['tokens']}": max(row["tflops"], key=lambda n: sum(row["tflops"][n].values())) for row in found}
-    told = {"headline": f"{len(wrong)} wrong; the fastest: {best}", "shapes": found, "wrong": wrong}
-    so_far(told)
-    assert not wrong, wrong
-    return told
-
-
 def wgmma_training(size):
     def answer():
         if why := no_wgmma():
@@ -487,7 +434,6 @@ QUESTIONS = [
     Question("attention bits", 45, bits, order=17),
     Question("wgmma right", 60, wgmma_right, order=26),
     Question("attention speed", 35, speed, order=46),
-    Question("attention ring", 40, ring_speed, order=47),
     Question("cudnn right", 60, cudnn_right, order=27),
     Question("cudnn speed", 15, cudnn_speed, order=63),
     *(Question(f"training {size}, wgmma", 0, wgmma_training(size), order=64 + i, spare=seconds, after="wgmma right")
