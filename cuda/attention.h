@@ -50,9 +50,9 @@ tp_status
 tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args);
 tp_status
 tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args);
-/* What tp_cuda_attention_force asks for beside tiles: the forward with warpgroups apart, a block to each tile; + 1: a block to each
- * SM, which goes from tile to tile. */
-enum { TP_ATTENTION_RING = 3 };
+/* What tp_cuda_attention_force asks for beside tiles: wgmma with warpgroups apart, in this variant and those behind it
+ * (attention_ring.cu, attention_ring_backward.cu). They count a launch's tiles of 64 rows, of all heads, in 30 bits. */
+enum { TP_ATTENTION_RING = 3, TP_ATTENTION_RING_WORKS = 1 << 30 };
 tp_status
 tp_attention_forward_ring(tp_stream stream, const tp_attention_args *args, int variant);
 tp_status

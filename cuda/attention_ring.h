@@ -23,7 +23,7 @@
     TP_WGMMA_PIN(d, n);   \
     TP_WGMMA_PIN_WORDS(f, m)
 
-/* Works are numbered as blocks of attention_grid begin: across, then tiles, then groups. */
+/* Works are numbered as blocks of attention_grid begin: across, then tiles, then groups. There are at most TP_ATTENTION_RING_WORKS. */
 typedef struct {
     tp_attention_args a;
     int across, tiles, works;

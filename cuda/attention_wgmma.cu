@@ -58,11 +58,19 @@ groups_for(const tp_attention_args *args)
     return 2 * args->items * tiles <= SMS ? 1 : 2;
 }
 
+/* Which variant with warpgroups apart is asked for; below 0: none. */
+static int
+ring_for(const tp_attention_args *args)
+{
+    int64_t tiles = (args->last - 1) / 64 - args->first / 64 + 1;
+    return 2 * args->items * tiles <= TP_ATTENTION_RING_WORKS ? tp_attention_forced() - TP_ATTENTION_RING : -1;
+}
+
 tp_status
 tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args)
 {
-    if (tp_attention_forced() >= TP_ATTENTION_RING)
-        return tp_attention_forward_ring(stream, args, tp_attention_forced() - TP_ATTENTION_RING);
+    if (ring_for(args) >= 0)
+        return tp_attention_forward_ring(stream, args, ring_for(args));
     if (args->dim > 64)
         return groups_for(args) == 2 ? forward_wgmma_128_2(stream, args) : forward_wgmma_128_1(stream, args);
     return groups_for(args) == 2 ? forward_wgmma_64_2(stream, args) : forward_wgmma_64_1(stream, args);
@@ -71,8 +79,8 @@ tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args)
 tp_status
 tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args)
 {
-    if (tp_attention_forced() >= TP_ATTENTION_RING)
-        return tp_attention_backward_ring(stream, args, tp_attention_forced() - TP_ATTENTION_RING);
+    if (ring_for(args) >= 0)
+        return tp_attention_backward_ring(stream, args, ring_for(args));
     if (args->dim > 64)
         return groups_for(args) == 2 ? backward_wgmma_128_2(stream, args) : backward_wgmma_128_1(stream, args);
     return groups_for(args) == 2 ? backward_wgmma_64_2(stream, args) : backward_wgmma_64_1(stream, args);

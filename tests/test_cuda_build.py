@@ -170,20 +170,22 @@ def test_no_kernel_spills_registers():
 def test_wgmma_is_built_for_the_gpu_that_has_it():
     """In place of sm_90: of both a device would take which it likes. Other GPUs have a kernel that traps."""
     ask = "print(*s['nvcc_command']('nvcc', 'include', '{}', 'x.o'))"
-    for source, name in (("cuda/attention_wgmma.cu", "90a"), ("cuda/attention_bf16.cu", "90")):
+    hopper = ["attention_ring", "attention_ring_backward", "attention_wgmma"]
+    for source, name in (*((f"cuda/{stem}.cu", "90a") for stem in hopper), ("cuda/attention_bf16.cu", "90")):
         told = setup_py(ask.format(source)).stdout.split()
         assert f"-gencode=arch=compute_{name},code=sm_{name}" in told and "-gencode=arch=compute_90,code=compute_90" in told
         assert sum("code=sm_90" in word for word in told) == 1 and sum("code=sm_" in word for word in told) == 4
         alone = setup_py(ask.format(source), TERAPIPE_CUDA_ARCHS="90").stdout.split()
         assert [word for word in alone if "gencode" in word] == [f"-gencode=arch=compute_{name},code=sm_{name}"]
-    includes = {p.name for p in (ROOT / "cuda").glob("*.cu") if "wgmma.h" in p.read_text()}
-    assert includes == {"attention_wgmma.cu"}
+    includes = {p.stem for p in (ROOT / "cuda").glob("*.cu") if re.search("wgmma.h|attention_ring.h", p.read_text())}
+    assert includes == set(hopper)
 
 
-def test_no_product_of_a_warpgroup_is_serialized():
+@pytest.mark.parametrize("stem, kernels", [("attention_wgmma", 12), ("attention_ring", 6), ("attention_ring_backward", 10)])
+def test_no_product_of_a_warpgroup_is_serialized(stem, kernels):
     """ptxas tells of it (C7510 to C7520), and goes on: products wait for each other, or for fences that it adds."""
-    logs = list(ROOT.glob("build/temp*/cuda/attention_wgmma.ptxas"))
-    source = ROOT / "cuda/attention_wgmma.inc"
+    logs = list(ROOT.glob(f"build/temp*/cuda/{stem}.ptxas"))
+    source = ROOT / f"cuda/{stem}.inc"
     if not logs or any(log.stat().st_mtime < source.stat().st_mtime for log in logs):
         pytest.skip("no fresh log of nvcc in build/ (python setup.py build_ext makes it)")
     for text in (log.read_text() for log in logs):
@@ -192,7 +194,7 @@ def test_no_product_of_a_warpgroup_is_serialized():
         assert not re.findall(r".*(?:C75\d\d|serialized|is injected).*", text)
         used = [int(n) for part in text.split("Compiling entry function ")[1:] if "for 'sm_90a'" in part
                 for n in re.findall(r"Used (\d+) registers", part)]  # fmt: skip
-        assert len(used) == 12 and min(used) > 64  # the kernels themselves, not what stands in for them
+        assert len(used) == kernels and min(used) > 64  # the kernels themselves, not what stands in for them
 
 
 # ---- no GPU here ---------------------------------------------------------------------------------------------------------

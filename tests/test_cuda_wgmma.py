@@ -190,7 +190,7 @@ def test_half_a_warpgroup_is_none(cases):
 # ---- attention -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("B, H, D, slices, gap", SHAPES)
 def test_attention_agrees_with_float64(emu, groups, B, H, D, slices, gap):
     emu.tp_cuda_attention_force(groups)
@@ -217,7 +217,26 @@ def test_no_slicing_or_order_shows_in_the_bits(emu, D):
         emu.tp_simt_set_order(0)
 
 
-def test_large_scores_overflow_nowhere(emu):
+@pytest.mark.parametrize("D", [64, 72])
+def test_variants_have_the_same_bits(emu, D):
+    """With warpgroups apart, a block to a tile or blocks that have several, in every slicing and order; tiles of 128 keys have bits
+    of their own at D = 64."""
+    make = lambda: Attention(emu, BF16, 1, 2, D, 330, kernel=WGMMA)  # noqa: E731
+    want = {other: make() for other in (False, True)}
+    for other, groups in ((False, 2), (True, 3)):
+        emu.tp_cuda_attention_force(groups)
+        want[other] = want[other].run([330]).bits()
+    assert (want[True] == want[False]) == (D > 64)
+    for groups, slices, order in ((3, [1, 62, 130, 137], 0), (4, [64, 128, 138], 7), (5, [330], 2), (6, [100, 230], 4), (7, [200, 130], 1),
+                                  (8, [330], 5), (8, [7, 320, 3], 0), (4, [330], 0)):  # fmt: skip
+        emu.tp_cuda_attention_force(groups)
+        emu.tp_simt_set_order(order)
+        assert make().run(slices).bits() == want[groups < 7], (groups, slices, order)
+
+
+@pytest.mark.parametrize("groups", [0, 3, 7])
+def test_large_scores_overflow_nowhere(emu, groups):
+    emu.tp_cuda_attention_force(groups)
     run = Attention(emu, BF16, 1, 1, 64, 150, kernel=WGMMA)
     run.given = run.encode(1e2 * run.decode(run.given[0])), run.given[1]
     for name, got in run.run([90, 60]).outputs().items():
@@ -227,7 +246,8 @@ def test_large_scores_overflow_nowhere(emu):
 @pytest.mark.parametrize("name, D, H, groups, first, T", [
     ("forward_wgmma_64_2", 64, 1, 2, 0, 8), ("forward_wgmma_128_1", 80, 1, 1, 0, 8), ("dq_wgmma_64_1", 40, 66, 0, 0, 8),
     ("dq_wgmma_128_2", 128, 67, 0, 0, 8), ("dq_wgmma_64_1", 8, 66, 0, 128, 256), ("dq_wgmma_64_2", 8, 67, 0, 128, 256),
-    ("dq_wgmma_64_1", 8, 33, 0, 0, 200), ("dq_wgmma_64_2", 8, 34, 0, 120, 140)])  # fmt: skip
+    ("dq_wgmma_64_1", 8, 33, 0, 0, 200), ("dq_wgmma_64_2", 8, 34, 0, 120, 140),
+    ("forward_ring_64_3", 64, 1, 3, 0, 8), ("forward_ring_128_free", 72, 1, 6, 0, 8), ("dq_ring_64_2", 64, 1, 3, 0, 8)])  # fmt: skip
 def test_an_error_names_the_kernel(emu, name, D, H, groups, first, T):
     """So these run, and not those by mma.sync; of one warpgroup where blocks of two would leave half of 132 SMs without work."""
     emu.tp_cuda_attention_force(groups)
@@ -255,7 +275,7 @@ def test_other_kernels_run_elsewhere(emu):
             assert f"compute capability {told}; attention by wgmma runs on 9.0 (Hopper) alone" in emu.tp_error_message().decode()
 
 
-@pytest.mark.parametrize("D, groups", [(56, 1), (56, 2), (72, 1), (72, 2)])
+@pytest.mark.parametrize("D, groups", [(56, 1), (56, 2), (72, 1), (72, 2), (56, 3), (56, 6), (72, 3), (72, 8)])
 def test_the_kernels_stay_in_their_arrays(emu, D, groups):
     emu.tp_cuda_attention_force(groups)
     run = Attention(emu, BF16, 1, 2, D, 137, kernel=WGMMA)
