@@ -110,7 +110,7 @@ OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/wgmma",
 def simt_cases(folder: Path, races: bool = False) -> ctypes.CDLL:
     """tests/simt_cases.cu with an emulator of its own."""
     path, built = folder / "simt_cases.so", build(races=True).parent if races else build().parent
-    objects = [str(built / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race"] if races else []))]
+    objects = [str(built / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race", "cuda/emu/race_phases"] if races else []))]
     hooks = [*RACES, *HOOKS] if races else ["-Wall", "-Wextra", "-Werror"]
     run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-ffp-contract=off", *hooks, f"-I{ROOT}",
          f"-fmacro-prefix-map={ROOT}/=", "-x", "c", "-c", str(ROOT / "tests/simt_cases.cu"), "-o", f"{path}.o"])  # fmt: skip

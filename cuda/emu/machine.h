@@ -135,11 +135,21 @@ tp_race_met_warp(int warp);
 /* The current fiber reads, or writes, these bytes. */
 void
 tp_race_touch(const void *pointer, size_t bytes, int writes);
-/* It has begun an asynchronous copy to these bytes of shared memory; the copy is there, for this fiber. */
+/* It has begun an asynchronous copy to these bytes of shared memory; the copy of `thread` is there, for that fiber. */
 void
 tp_race_depart(const void *shared, size_t bytes);
 void
-tp_race_land(const void *shared, size_t bytes);
+tp_race_land(int thread, const void *shared, size_t bytes);
+/* A barrier of phases, or a named one, `at`: is initialised; `thread` comes to it, with all that it knows or, for its copies, with
+ * these alone; all have come; it goes on behind it. */
+void
+tp_race_phases(const void *at);
+void
+tp_race_come(const void *at, int thread, int copies);
+void
+tp_race_over(const void *at);
+void
+tp_race_pass(const void *at);
 /* The current fiber has told the asynchronous proxy of what it wrote. */
 void
 tp_race_fence(void);
@@ -153,7 +163,11 @@ tp_race_product(const void *shared, size_t bytes, int begins);
 #define tp_race_met_warp(warp) ((void)(warp))
 #define tp_race_touch(pointer, bytes, writes) ((void)0)
 #define tp_race_depart(shared, bytes) ((void)0)
-#define tp_race_land(shared, bytes) ((void)0)
+#define tp_race_land(thread, shared, bytes) ((void)(thread))
+#define tp_race_phases(at) ((void)0)
+#define tp_race_come(at, thread, copies) ((void)(thread))
+#define tp_race_over(at) ((void)0)
+#define tp_race_pass(at) ((void)0)
 #define tp_race_fence() ((void)0)
 #define tp_race_product(shared, bytes, begins) ((void)(shared), (void)(bytes), (void)(begins))
 #endif

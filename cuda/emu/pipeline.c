@@ -43,19 +43,24 @@ tp_simt_phase_init(const char *site, uint64_t *at, int count)
 {
     barrier b = {count, count, 0};
     write_barrier(at, b);
+    tp_race_phases(at);
     if (count < 1 || count >= 1 << COUNT_BITS)
         tp_simt_fail(tp_simt_machine, "%s: a barrier of %d arrivals", site, count);
     (void)read_barrier(site, at);
 }
 
+/* thread: the fiber that does; copies: by copies that are there, not by what it did itself. */
 static void
-arrive(const char *site, uint64_t *at)
+arrive(const char *site, uint64_t *at, int thread, int copies)
 {
     simt_machine *m = tp_simt_machine;
     barrier b = read_barrier(site, at);
+    tp_race_come(at, thread, copies);
+    (void)copies;
     if (--b.left == 0) {
         b.left = b.count;
         b.phase++;
+        tp_race_over(at);
         for (int i = 0; i < m->threads; i++) {
             simt_fiber *fiber = &m->fiber[i];
             if (fiber->state == SIMT_AT_PHASE && fiber->phase_barrier == at && fiber->phase_parity != (b.phase & 1))
@@ -68,7 +73,7 @@ arrive(const char *site, uint64_t *at)
 void
 tp_simt_phase_arrive(const char *site, uint64_t *at)
 {
-    arrive(site, at);
+    arrive(site, at, tp_simt_machine->current, 0);
 }
 
 void
@@ -78,11 +83,12 @@ tp_simt_phase_wait(const char *site, uint64_t *at, int parity)
     barrier b = read_barrier(site, at);
     if (parity != 0 && parity != 1)
         tp_simt_fail(m, "%s: waits for parity %d", site, parity);
-    if (parity != (b.phase & 1))
-        return;
-    m->fiber[m->current].phase_barrier = at;
-    m->fiber[m->current].phase_parity = parity;
-    tp_simt_sleep(m, SIMT_AT_PHASE, site);
+    if (parity == (b.phase & 1)) {
+        m->fiber[m->current].phase_barrier = at;
+        m->fiber[m->current].phase_parity = parity;
+        tp_simt_sleep(m, SIMT_AT_PHASE, site);
+    }
+    tp_race_pass(at);
 }
 
 /* ---- named barriers ------------------------------------------------------------------------------------------------------------ */
@@ -112,14 +118,20 @@ tp_simt_named(const char *site, int name, int threads, int waits)
     fiber->named_phase[name] = n->phase + 1;
     n->site = site;
     n->threads = threads;
+    tp_race_come(n, m->current, 0);
     if (++n->come < threads) {
         fiber->named_name = name;
-        if (waits)
+        if (waits) {
             tp_simt_sleep(m, SIMT_AT_NAMED, site);
+            tp_race_pass(n);
+        }
         return;
     }
     n->come = 0;
     n->phase++;
+    tp_race_over(n);
+    if (waits)
+        tp_race_pass(n);
     for (int i = 0; i < m->threads; i++)
         if (m->fiber[i].state == SIMT_AT_NAMED && m->fiber[i].named_name == name)
             m->fiber[i].state = SIMT_RUNS;
@@ -136,14 +148,15 @@ copy_now(const simt_copy *copy)
 
 /* The oldest copy of a fiber, or its arrival, comes true. */
 static void
-land(simt_fiber *fiber)
+land(simt_machine *m, int thread)
 {
+    simt_fiber *fiber = &m->fiber[thread];
     const simt_copy *copy = &fiber->copy[fiber->first_copy];
     if (copy->size == 0) {
-        arrive("an arrival for copies", copy->shared);
+        arrive("an arrival for copies", copy->shared, thread, 1);
     } else {
         copy_now(copy);
-        tp_race_land(copy->shared, copy->size);
+        tp_race_land(thread, copy->shared, copy->size);
     }
     fiber->first_copy = (fiber->first_copy + 1) % SIMT_COPIES;
     fiber->copies--;
@@ -158,7 +171,7 @@ begin_copy(const char *site, simt_copy copy)
         tp_simt_fail(m, "%s: more than %d asynchronous copies of a thread are under way", site, SIMT_COPIES);
     fiber->copy[(fiber->first_copy + fiber->copies++) % SIMT_COPIES] = copy;
     if (m->order & 4)
-        land(fiber);
+        land(m, m->current);
 }
 
 void
@@ -194,9 +207,10 @@ tp_simt_copy_commit(void)
 void
 tp_simt_copy_wait(int groups_left)
 {
-    simt_fiber *fiber = &tp_simt_machine->fiber[tp_simt_machine->current];
+    simt_machine *m = tp_simt_machine;
+    simt_fiber *fiber = &m->fiber[m->current];
     while (fiber->copies > 0 && fiber->copy[fiber->first_copy].group < fiber->group - groups_left)
-        land(fiber);
+        land(m, m->current);
 }
 
 int
@@ -207,7 +221,7 @@ tp_simt_copies_land(simt_machine *m)
         for (int j = 0; j < fiber->copies; j++)
             if (fiber->copy[(fiber->first_copy + j) % SIMT_COPIES].size == 0) {
                 for (; j >= 0; j--)
-                    land(fiber);
+                    land(m, i);
                 return 1;
             }
     }

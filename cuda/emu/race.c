@@ -5,8 +5,11 @@
  * writer and the readers since are kept, each with the number of barriers of the block and of the warp before it. An access is
  * ordered behind another thread's if a barrier of both lies between them; if not, and one of the two writes, it is a race.
  * Blocks of a grid order nothing between them. An asynchronous copy writes at any time between its begin and the wait for it.
+ * Blocks whose threads meet at phases or named barriers have besides, for every two threads, up to when one knows what the other has
+ * done, and of that what a fence has told the asynchronous proxy (cuda/emu/race_phases.c).
  * Also found: shared memory that is read before any thread of the block has written it. */
 #include "cuda/emu/machine.h"
+#include "cuda/emu/race_phases.h"
 
 #ifdef TP_CUDA_RACES
 
@@ -20,7 +23,7 @@
 
 /* block 0: none. Blocks are numbered through all grids. */
 typedef struct {
-    uint32_t block, barrier, meeting;
+    uint32_t block, barrier, meeting, time;
     int thread; /* a fiber, which keeps its number in every order */
 } access;
 
@@ -31,6 +34,7 @@ typedef struct {
     uint32_t fences; /* its writer's, when it wrote */
     int products;    /* of wgmma that read it, under way */
     int blocks_read; /* several blocks of the grid have read it */
+    uint32_t readers; /* in a block with phases: when its warps read it (race_phases.h); 0: not yet */
 } cell;
 
 typedef struct {
@@ -85,6 +89,7 @@ tp_race_grid(void)
         memset(w->cells, 0, w->room * sizeof *w->cells);
     w->count = 0;
     w->first = w->block + 1;
+    tp_race_phases_grid();
 }
 
 void
@@ -95,6 +100,7 @@ tp_race_block(void)
     memset(watching.meeting, 0, sizeof watching.meeting);
     memset(watching.fences, 0, sizeof watching.fences);
     memset(watching.fenced, 0, sizeof watching.fenced);
+    tp_race_phases_block();
 }
 
 void
@@ -108,6 +114,7 @@ void
 tp_race_met_warp(int warp)
 {
     watching.meeting[warp]++;
+    tp_race_phases_warp(warp);
 }
 
 /* ---- one access ------------------------------------------------------------------------------------------------------------ */
@@ -115,7 +122,7 @@ tp_race_met_warp(int warp)
 static access
 now_of(int thread)
 {
-    return (access){watching.block, watching.barrier, watching.meeting[thread / TP_WARP], thread};
+    return (access){watching.block, watching.barrier, watching.meeting[thread / TP_WARP], tp_race_now(), thread};
 }
 
 /* Is what was done ordered before what `now` does? Both of this block. */
@@ -125,7 +132,17 @@ ordered(const access *before, const access *now)
     if (before->thread == NOBODY || before->thread == now->thread || before->barrier < now->barrier)
         return 1;
     int warp = before->thread >= 0 ? before->thread / TP_WARP : before->thread == SEVERAL ? -1 : OF_WARP - before->thread;
-    return warp == now->thread / TP_WARP && before->meeting < now->meeting;
+    return (warp == now->thread / TP_WARP && before->meeting < now->meeting) ||
+           (before->thread >= 0 && tp_race_knows(now->thread, before->thread, before->time));
+}
+
+/* The same of all who have read it. */
+static int
+ordered_reads(const cell *c, const access *now, int shared)
+{
+    if (shared && tp_race_phased())
+        return c->read.barrier < now->barrier || tp_race_knows_readers(now->thread, c->readers);
+    return ordered(&c->read, now);
 }
 
 /* What of another block is in the cell is nothing where the memory is the block's own. */
@@ -139,6 +156,7 @@ refresh(cell *c, int shared)
     if (c->read.block != watching.block) {
         c->read = (access){.thread = NOBODY};
         c->products = 0;
+        c->readers = 0;
     }
     c->blocks_read = 0;
 }
@@ -157,7 +175,7 @@ fault_of(const cell *c, const access *now, int writes, int shared)
                       : "reads, with no barrier between, what another thread wrote";
     if (writes && !shared && c->read.block != 0 && (c->blocks_read || c->read.block != now->block))
         return "writes what another block reads";
-    if (writes && c->read.block == now->block && !ordered(&c->read, now))
+    if (writes && c->read.block == now->block && !ordered_reads(c, now, shared))
         return "writes, with no barrier between, what another thread read";
     if (!writes && shared && c->wrote.block == 0)
         return "reads shared memory that nobody has written";
@@ -216,6 +234,8 @@ touch(const void *pointer, size_t bytes, int writes, const void *caller)
             c->fences = watching.fences[m->current];
         } else {
             note_read(c, &now);
+            if (shared)
+                tp_race_reads(&c->readers, now.thread / TP_WARP, 0);
         }
     }
 }
@@ -235,12 +255,12 @@ tp_race_depart(const void *shared, size_t bytes)
 }
 
 void
-tp_race_land(const void *shared, size_t bytes)
+tp_race_land(int thread, const void *shared, size_t bytes)
 {
     for (uintptr_t grain = (uintptr_t)shared / GRAIN; grain < ((uintptr_t)shared + bytes) / GRAIN; grain++) {
         cell *c = cell_of(grain);
         c->flying = 0;
-        c->wrote = now_of(tp_simt_machine->current);
+        c->wrote = now_of(thread);
         c->fences = watching.fences[c->wrote.thread];
     }
 }
@@ -251,10 +271,12 @@ void
 tp_race_fence(void)
 {
     watching.fences[tp_simt_machine->current]++;
+    tp_race_phases_fence();
 }
 
 /* Its writers' fences lie between the writes and a barrier: so CUTLASS has it (PTX ISA 9.0, 9.7.15.4, asks for a fence). Which of
- * the four warps reads what nobody knows: behind a barrier of all it is over. */
+ * the four warps reads what nobody knows: behind a barrier of all it is over. What came by copies whose arrival at a phase was waited
+ * for is told by the reader's fence. */
 static const char *
 fault_of_product(const cell *c)
 {
@@ -262,6 +284,8 @@ fault_of_product(const cell *c)
         return "multiplies what an asynchronous copy may be writing";
     if (c->wrote.block == 0)
         return "multiplies shared memory that nobody has written";
+    if (c->wrote.barrier >= watching.barrier && tp_race_phased())
+        return tp_race_warpgroup_knows(c->wrote.thread, c->wrote.time);
     if (c->wrote.barrier >= watching.barrier)
         return "multiplies, with no barrier between, what a thread wrote";
     if (watching.fenced[c->wrote.thread] <= c->fences)
@@ -279,7 +303,10 @@ tp_race_product(const void *shared, size_t bytes, int begins)
         if (fault != NULL)
             found(tp_simt_machine, fault, 1, bytes, shared, __builtin_return_address(0));
         c->products += begins ? 1 : -1;
-        c->read = (access){watching.block, watching.barrier, 0, SEVERAL};
+        c->read = (access){watching.block, watching.barrier, 0, 0, SEVERAL};
+        if (!begins)
+            for (int warp = 0; warp < 4; warp++)
+                tp_race_reads(&c->readers, tp_simt_machine->current / SIMT_WARPGROUP * 4 + warp, 1);
     }
 }
 
