@@ -1,4 +1,5 @@
 /* Kernels, right and wrong, that test_cuda_attention.py runs on the emulator: what must work, and what must be found. */
+#include "cuda/pipeline.h"
 #include "cuda/wgmma.h"
 
 typedef struct {
@@ -191,6 +192,51 @@ TP_KERNEL(case_wgmma, case_args)
     TP_WGMMA_WAIT(0);
 }
 
+/* What is wrong where one warp loads and another reads. */
+enum { NO_FULL = 1, NO_FREE, MANY, TWICE, LEFT, OTHER_COUNT, NO_INIT, NO_LANES, SEVEN };
+
+/* Four rows of 32 of x, each reversed, are y: warp 0 loads them into two stages, warp 1 reads; then both meet at barrier 1. */
+TP_KERNEL(case_pipeline, case_args)
+{
+    TP_SHARED(float, stages, 64);
+    TP_SHARED(uint64_t, full, 2);
+    TP_SHARED(uint64_t, is_free, 2);
+    int lane = TP_THREAD % TP_WARP, count = a.fault == MANY ? 33 : 32;
+    for (int i = 0; i < 2 && TP_THREAD == 0; i++) {
+        TP_PHASE_INIT(full + i, count);
+        if (a.fault != NO_INIT)
+            TP_PHASE_INIT(is_free + i, 1);
+    }
+    TP_SYNC();
+    for (int n = 0; n < 4 && TP_THREAD < TP_WARP; n++) {
+        if (a.fault != NO_FREE)
+            TP_PHASE_WAIT(is_free + n % 2, (n / 2 & 1) ^ 1);
+        TP_COPY4(stages + n % 2 * 32 + lane, a.x + 32 * n + lane, 4);
+        TP_PHASE_COPIES(full + n % 2);
+    }
+    for (int n = 0; n < 4 && TP_THREAD >= TP_WARP; n++) {
+        if (a.fault != NO_FULL)
+            TP_PHASE_WAIT(full + n % 2, n / 2 & 1);
+        TP_ST(a.y + 32 * n + lane, stages[n % 2 * 32 + 31 - lane]);
+        if (a.fault != NO_LANES)
+            TP_SYNC_WARP();
+        if (lane == 0)
+            TP_PHASE_ARRIVE(is_free + n % 2);
+    }
+    if (TP_THREAD < TP_WARP) {
+        TP_COPY_COMMIT();
+        TP_COPY_WAIT(0);
+    }
+    if (TP_THREAD >= TP_WARP && a.fault != OTHER_COUNT)
+        TP_NAMED_ARRIVE(1, 64);
+    if (TP_THREAD >= TP_WARP && (a.fault == TWICE || a.fault == OTHER_COUNT))
+        TP_NAMED_ARRIVE(1, (a.fault == TWICE ? 64 : 32));
+    if (TP_THREAD < TP_WARP && a.fault != LEFT)
+        TP_NAMED_SYNC(1, 64);
+    if (a.fault == SEVEN)
+        TP_NAMED_SYNC(16, 64);
+}
+
 tp_status
 simt_case(const char *name, int fault, int threads, const float *x, float *y, const tp_bf16 *a, const tp_bf16 *b)
 {
@@ -208,5 +254,7 @@ simt_case(const char *name, int fault, int threads, const float *x, float *y, co
         return TP_LAUNCH(case_race, tp_grid1(2), 64, 0, NULL, args);
     if (strcmp(name, "wgmma") == 0)
         return TP_LAUNCH(case_wgmma, tp_grid1(1), threads, CASE_SHARED, NULL, args);
+    if (strcmp(name, "pipeline") == 0)
+        return TP_LAUNCH(case_pipeline, tp_grid1(1), 64, 0, NULL, args);
     return TP_LAUNCH(case_mma, tp_grid1(1), threads, 0, NULL, args);
 }

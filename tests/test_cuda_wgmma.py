@@ -282,8 +282,9 @@ def test_the_kernels_stay_in_their_arrays(emu, D, groups):
     run_in_its_arrays(emu, run, [70, 67])
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("D, slices", [(64, [130, 75]), (128, [140])])
+@pytest.mark.parametrize("D, slices, groups", [
+    *((64, [130, 75], groups) for groups in (1, 2, 5)), *((128, [140], groups) for groups in (1, 2)),
+    (128, [450], 3), (64, [330, 100], 3), (64, [330, 100], 8)])  # fmt: skip
 def test_attention_has_no_races(D, slices, groups):
     library = cuda_emu.library(races=True)
     library.tp_error_message.restype = ctypes.c_char_p
