@@ -5,9 +5,9 @@
  *
  * Slicing invariance. All that is summed over tokens is summed over whole micro-batches: W does its work at slice 0, over
  * every row of the micro-batch. The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in
- * a tile of TP_CUDA_HEAD_TILE rows, counted from row 0 of the batch, and d(weight) takes whole tiles. Embedding rows wait for
- * the end of the step. The last stage sees rows ascending in F, every stage micro-batches ascending in W
- * (tp_program_check_canonical).
+ * a tile of TP_CUDA_HEAD_TILE rows, counted from row 0 of the batch, and d(weight) takes whole tiles: in F, where the next rows
+ * need the tile; the batch's last in W, so that no stage waits for it. Embedding rows wait for the end of the step. The last
+ * stage sees rows ascending in F, every stage micro-batches ascending in W (tp_program_check_canonical).
  *
  * Graphs. What a call does follows from its arguments alone, so that a graph may stand for it. This holds of stages with versions
  * of their weights too, as each micro-batch reads the same version in every step (csrc/stage/versions.c). Such stages update after
@@ -135,6 +135,9 @@ TP_MUST_USE tp_status
 tp_cuda_block_recompute(tp_stage *stage, int block, const tp_slice_at *at);
 TP_MUST_USE tp_status
 tp_cuda_head_forward(tp_stage *stage, const tp_slice_at *at);
+/* d(weight) of the head's last tile of the batch, in W of the last micro-batch; nothing in W of others. */
+TP_MUST_USE tp_status
+tp_cuda_head_weight_gradient(tp_stage *stage, const tp_slice_at *at);
 
 /* The attention of one part of a slice's forward, by cuDNN where it was asked for and can: planned while the stage prepares, else
  * run. qkv and o from the part's row (0, 0) on. */

@@ -290,8 +290,10 @@ tp_cuda_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at)
         return TP_OK;
     if (self->kind == TP_EMBEDDING)
         return keep_rows(stage, block, at);
-    if (self->kind == TP_HEAD)
+    if (self->kind == TP_HEAD) {
+        TP_TRY(tp_cuda_head_weight_gradient(stage, at));
         return norm_params(stage, self, at, self->activations[at->slot].d_norm);
+    }
     TP_TRY(weight_and_bias(stage, self->in, self->in_bias, at, inner->norm, attention ? grads->dqkv : grads->dh));
     TP_TRY(weight_and_bias(stage, self->out, self->out_bias, at, attention ? inner->o : inner->g,
                            tp_cuda_block_d_output(stage, block, at->gslot)));

@@ -55,9 +55,20 @@ tile_work(tp_stage *stage, const tp_slice_at *at, const tile_rows *part)
                       .x = logits, .x_stride = vocab, .w = tp_cuda_weight(stage, self->in), .w_stride = width,
                       .y = tp_cuda_row(stage, mine->d_norm, part->micro_row, width), .y_stride = width};
     TP_TRY(tp_cuda_stage_product(stage, &op));
-    if (part->offset + part->rows == stage->tile_rows || part->row + part->rows == part->sum.first + part->sum.count)
+    int last = part->row + part->rows == part->sum.first + part->sum.count;
+    if (last ? tp_cuda_sums(&stage->base) > 1 : part->offset + part->rows == stage->tile_rows)
         return weight_gradient(stage, part);
     return TP_OK;
+}
+
+tp_status
+tp_cuda_head_weight_gradient(tp_stage *stage, const tp_slice_at *at)
+{
+    stage_sum sum = tp_cuda_sum(&stage->base, at->q);
+    int64_t offset = (sum.count - 1) % stage->tile_rows; /* of the last row */
+    if (tp_cuda_sums(&stage->base) > 1 || at->q != stage->base.config.slicing->micros - 1)
+        return TP_OK;
+    return weight_gradient(stage, &(tile_rows){.row = sum.count - 1, .rows = 1, .offset = offset, .sum = sum});
 }
 
 tp_status

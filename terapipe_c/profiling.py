@@ -268,7 +268,11 @@ class _Sampler:
                     kind = blocks[stage].kind
                     context = sum(lengths[:s]) if kind == "attention" else 0
                     window = threading.get_ident(), int(begin / WINDOW_S)
-                    if op == "W":
+                    if op == "W" and kind == "head" and not cpu:   # of the batch, in W of its last micro-batch (cuda/stage.h)
+                        if q == len(slicing) - 1:
+                            rows = sum(b * sum(lengths) for b, lengths in slicing)
+                            self.samples += [((kind, op, 1, rows, 0), window, end - begin)] * (s == 0)
+                    elif op == "W":
                         rows, together = weights[q].get(s, (0, []))
                         self.samples += [((kind, op, b, length, 0), window, (end - begin) * length / rows)
                                          for length in together]      # in a curve each slice pays for its own rows
