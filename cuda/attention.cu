@@ -122,7 +122,7 @@ fill(tp_attention_args *a, const tp_attention *s, const void *q, const void *k, 
 tp_status
 tp_cuda_attention_check(tp_attention_kernel kernel, const tp_cuda_properties *p)
 {
-    if (kernel != TP_ATTENTION_WGMMA || (p->major == 9 && p->minor == 0))
+    if (kernel != TP_ATTENTION_WGMMA || tp_cuda_has_wgmma(p))
         return TP_OK;
     return tp_fail(TP_ERUNTIME, "device %d (%s) has compute capability %d.%d; attention by wgmma runs on 9.0 (Hopper) alone", p->index,
                    p->name, p->major, p->minor);

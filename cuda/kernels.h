@@ -127,6 +127,11 @@ tp_cuda_clip(tp_stream stream, int64_t n, int64_t micro, const double *sums, dou
  * compute capability 9.0: elsewhere it fails on the device, so ask tp_cuda_attention_check once, before there is work. */
 typedef enum { TP_ATTENTION_MMA, TP_ATTENTION_WGMMA } tp_attention_kernel;
 
+static inline int
+tp_cuda_has_wgmma(const tp_cuda_properties *properties)
+{
+    return properties->major == 9 && properties->minor == 0;
+}
 /* ERUNTIME: this device cannot run that kernel. */
 TP_MUST_USE tp_status
 tp_cuda_attention_check(tp_attention_kernel kernel, const tp_cuda_properties *properties);

@@ -1,11 +1,12 @@
-/* The attention kernels and cuDNN's from Python, on addresses: for benchmarks/gpu/attention.py and tests. Nothing else calls
- * this. */
+/* Which attention kernel a device has, for ranks to agree; and the kernels and cuDNN's from Python, on addresses, for
+ * benchmarks/gpu/attention.py and tests alone. */
 #include "cuda/module.h"
 
 #include <stdlib.h>
 
 #include "cuda/cudnn.h"
 #include "cuda/kernels.h"
+#include "cuda/rank.h"
 
 enum { Q, K, V, O, LSE, FORWARD, D_O = FORWARD, DELTA, DQ, DK, DV, BACKWARD };
 
@@ -128,7 +129,24 @@ cudnn_attention(PyObject *module, PyObject *args)
     return PyUnicode_FromString(tp_cudnn_caveat(b->cudnn));
 }
 
+static PyObject *
+attention_kernel(PyObject *module, PyObject *args)
+{
+    tp_cuda_properties properties;
+    tp_attention_kernel kernel;
+    int device, dtype;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "ii:attention_kernel", &device, &dtype))
+        return NULL;
+    tp_status status = tp_cuda_describe(device, &properties);
+    if (status == TP_OK)
+        status = tp_cuda_attention_choose(&properties, (tp_dtype)dtype, &kernel);
+    return status == TP_OK ? PyUnicode_FromString(kernel == TP_ATTENTION_WGMMA ? "wgmma" : "mma") : tp_cuda_raise(status);
+}
+
 static PyMethodDef methods[] = {
+    {"attention_kernel", attention_kernel, METH_VARARGS,
+     "attention_kernel(device, dtype): \"wgmma\" or \"mma\", which of the package's kernels computes attention there (cuda/rank.h)."},
     {"cudnn", cudnn, METH_VARARGS,
      "cudnn(workspace, bytes, device=0, stream=0): plans of cuDNN for that stream, as a capsule. The workspace is the device's, on "
      "256 bytes, and there for as long; its address is not checked."},

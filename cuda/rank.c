@@ -185,35 +185,48 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     return TP_OK;
 }
 
-enum { OWN, CUDNN, WGMMA };
+enum { OWN, MMA, WGMMA, CUDNN };
 
 /* Read TERAPIPE_ATTENTION. */
 static tp_status
 attention_asked(int *asked)
 {
-    static const char *const names[] = {"own", "cudnn", "wgmma"};
+    static const char *const names[] = {"own", "mma", "wgmma", "cudnn"};
     const char *told = getenv("TERAPIPE_ATTENTION");
     *asked = OWN;
     if (told == NULL || *told == 0)
         return TP_OK;
-    for (; *asked <= WGMMA; ++*asked)
+    for (; *asked <= CUDNN; ++*asked)
         if (strcmp(told, names[*asked]) == 0)
             return TP_OK;
-    return tp_fail(TP_EVALUE, "TERAPIPE_ATTENTION is \"%s\": \"own\" (or nothing), \"cudnn\" or \"wgmma\" would be right", told);
+    return tp_fail(TP_EVALUE, "TERAPIPE_ATTENTION is \"%s\": \"own\" (or nothing), \"mma\", \"wgmma\" or \"cudnn\" would be right",
+                   told);
 }
 
-/* Its rows have the same bits in every slice, so that reproducible runs may have it: on all ranks or on none. */
-static tp_status
-open_wgmma(tp_cuda_rank *rank)
+tp_status
+tp_cuda_attention_choose(const tp_cuda_properties *properties, tp_dtype dtype, tp_attention_kernel *out)
 {
-    if (rank->config.dtype != TP_BF16) {
-        rank->asked = "TERAPIPE_ATTENTION=wgmma is without effect: attention by wgmma is of dtype \"bf16\", this is float32";
+    int asked;
+    TP_TRY(attention_asked(&asked));
+    *out = TP_ATTENTION_MMA;
+    if (dtype != TP_BF16 || asked == MMA)
         return TP_OK;
-    }
-    rank->attention = TP_ATTENTION_WGMMA;
-    rank->asked = "attention is computed by wgmma, as TERAPIPE_ATTENTION asks: other bits than the package's default, and never "
-                  "tried on a GPU by its authors";
-    return tp_cuda_attention_check(rank->attention, tp_cuda_device_properties(rank->cuda));
+    if (asked == WGMMA)
+        TP_TRY(tp_cuda_attention_check(TP_ATTENTION_WGMMA, properties));
+    if (asked == WGMMA || tp_cuda_has_wgmma(properties))
+        *out = TP_ATTENTION_WGMMA;
+    return TP_OK;
+}
+
+/* What is worth saying of our kernels, where cuDNN is not asked for. */
+static const char *
+told_of_own(const tp_cuda_rank *rank, int asked)
+{
+    if (asked == WGMMA && rank->config.dtype != TP_BF16)
+        return "TERAPIPE_ATTENTION=wgmma is without effect: attention by wgmma is of dtype \"bf16\", this is float32";
+    if (asked == MMA && rank->config.dtype == TP_BF16 && tp_cuda_has_wgmma(tp_cuda_device_properties(rank->cuda)))
+        return "attention is computed by mma.sync, as TERAPIPE_ATTENTION asks: slower than by wgmma, and other bits";
+    return "";
 }
 
 /* Workspace is what products have: so a plan's memory is the same where there is no cuDNN. After products, since cuDNN finds the
@@ -222,10 +235,10 @@ static tp_status
 open_attention(tp_cuda_rank *rank)
 {
     int asked;
+    TP_TRY(tp_cuda_attention_choose(tp_cuda_device_properties(rank->cuda), rank->config.dtype, &rank->attention));
     TP_TRY(attention_asked(&asked));
-    if (asked == WGMMA)
-        return open_wgmma(rank);
-    if (asked == OWN)
+    rank->asked = told_of_own(rank, asked);
+    if (asked != CUDNN)
         return TP_OK;
     if (rank->config.reproducible)
         rank->asked = "TERAPIPE_ATTENTION=cudnn is without effect: the bits of cuDNN's attention depend on the slices, and "

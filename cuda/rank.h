@@ -68,6 +68,11 @@ extern const tp_stage_ops tp_cuda_stage_ops;
 /* Bytes of workspace for this stage: what tp_device_ops.workspace_bytes says. */
 size_t
 tp_cuda_workspace_bytes(const tp_stage_config *stage, const tp_device_config *config);
+/* Which of our kernels computes attention there: by wgmma in bf16 where the device has it, else by mma.sync, or as
+ * TERAPIPE_ATTENTION says. A row's bits are the same in every slice with either, not those of the other: ranks of a reproducible
+ * run have one. EVALUE: the variable is none of its words. ERUNTIME: wgmma is asked for where there is none. */
+TP_MUST_USE tp_status
+tp_cuda_attention_choose(const tp_cuda_properties *properties, tp_dtype dtype, tp_attention_kernel *out);
 /* The device behind an engine's, for a communicator that sends from its memory. */
 static inline tp_cuda_rank *
 tp_cuda_rank_of(tp_device *device)

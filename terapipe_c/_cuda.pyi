@@ -49,6 +49,7 @@ def gemm_seconds(
     reproducible: int = ...,
     fuse: int = ...,
 ) -> tuple[list[float], str]: ...
+def attention_kernel(device: int, dtype: int, /) -> str: ...
 def attention(
     dtype: int,
     shape: tuple[int, int, int, int, int, int, int, int],

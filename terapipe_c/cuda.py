@@ -6,10 +6,10 @@
     tp.cuda.versions()       # driver, runtime and the libraries found
 
 The backend is the C module `_cuda`, built where nvcc is (see the README). TERAPIPE_CUDA_MODULE names another file to take
-its place: the emulated one of the tests, `python tests/cuda_emu.py`. TERAPIPE_ATTENTION=cudnn has cuDNN compute the forward of
-attention, in bf16 where reproducible=False (cuda/cudnn.h); "wgmma" has all of it computed, in bf16, by kernels of the package that
-need compute capability 9.0 and have been run on no GPU: other bits than the default's, so for every rank of a reproducible
-run or for none. A report's caveats say so of both; "own", or nothing: by mma.sync.
+its place: the emulated one of the tests, `python tests/cuda_emu.py`. TERAPIPE_ATTENTION chooses what computes attention in bf16:
+"own", or nothing, is the package's fastest kernel for the GPU, wgmma on compute capability 9.0 (Hopper) and mma.sync elsewhere;
+"mma" and "wgmma" ask for one (their bits differ: a reproducible run has one on all ranks); "cudnn" has cuDNN compute the forward
+where reproducible=False (cuda/cudnn.h). A report's caveats say what came of it.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ def versions() -> Versions:
     driver, runtime = module.versions()
     libraries = tuple(Library(name, *found) for name, found in module.libraries().items())
     return Versions(_version(driver), _version(runtime), libraries)
+
+
+def attention_kernel(device: int = 0, dtype: str = "bf16") -> str:
+    """Which of the package's kernels computes attention on that GPU: "wgmma" or "mma"; see TERAPIPE_ATTENTION above."""
+    return str(load().attention_kernel(device, int(dtype == "bf16")))
 
 
 def pipeline_on_one_gpu(region: Region, device: int = 0, timeout_s: float = 0.0) -> tuple[list[Any], list[Comm]]:

@@ -12,6 +12,7 @@ __all__ = ["agree_on_attention", "connect", "inproc", "lines", "message_bytes", 
 
 MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
 KINDS = ("nccl", "host")
+ATTENTION_KERNELS = ("mma", "wgmma")
 
 
 def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]]) -> int:
@@ -73,16 +74,18 @@ def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Com
     return nccl(control, largest, replicas=plan.data_parallel, copies=copies_of(plan), hosts=hosts_of(plan))
 
 
-def agree_on_attention(job: Mapping[str, Any], control: _core.Comm) -> None:
-    """On every rank, where the bits are promised: those of other machines may have been told of other kernels. cuDNN's are none
-    of a reproducible run anyway."""
+def agree_on_attention(job: Mapping[str, Any], control: _core.Comm, device: int, dtype: str) -> None:
+    """On every rank, where the bits are promised: those of other machines may have other GPUs, or have been told of other kernels.
+    cuDNN's are none of a reproducible run anyway. device, dtype: of this rank."""
     if not job["reproducible"]:
         return
-    everyone = control.allgather(bytes([os.environ.get("TERAPIPE_ATTENTION") == "wgmma"]))
-    if len(set(everyone)) > 1:
-        asked = ", ".join(str(rank) for rank, wgmma in enumerate(everyone) if wgmma)
-        raise _core.InvalidValueError(f"TERAPIPE_ATTENTION is 'wgmma' for rank {asked} of {len(everyone)} alone: the results would "
-                                      "be those of neither kernel; on all ranks or on none would be right, or reproducible=False")
+    mine = ATTENTION_KERNELS.index(cuda.attention_kernel(device, dtype))
+    kernels = [ATTENTION_KERNELS[its] for its in control.allgather(bytes([mine]))]
+    if len(set(kernels)) > 1:
+        by = ", ".join(f"{name} on rank {', '.join(str(rank) for rank, its in enumerate(kernels) if its == name)}"
+                       for name in sorted(set(kernels)))
+        raise _core.InvalidValueError(f"attention would be computed by {by}: the results would be those of neither; "
+                                      "TERAPIPE_ATTENTION=mma on all ranks would be right, or reproducible=False")
 
 
 def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float = 0.0,

@@ -236,6 +236,20 @@ def _mpi() -> Iterator[Finding]:
                   "built, but messages cannot go over MPI" if why and built else "")
 
 
+def _attention(index: int) -> Finding:
+    """By which kernel a GPU computes attention in bf16."""
+    from . import cuda
+    from ._core import ExecutionError, InvalidValueError
+
+    asked = os.environ.get("TERAPIPE_ATTENTION")
+    told = f", as TERAPIPE_ATTENTION={asked} asks" if asked in ("mma", "wgmma") else ""
+    try:
+        kernel = cuda.attention_kernel(index)
+    except (ExecutionError, InvalidValueError) as error:
+        return Finding(f"attention of GPU {index}", "refused", NOTE, str(error))
+    return Finding(f"attention of GPU {index}", ("by wgmma" if kernel == "wgmma" else "by mma.sync") + told, OK, "")
+
+
 def _gpus() -> Iterator[Finding]:
     try:
         from . import cuda
@@ -271,14 +285,8 @@ def _gpus() -> Iterator[Finding]:
             OK if right else NOTE,
             "" if right else "backend 'cuda' needs compute capability 8.0 (Ampere) or newer",
         )
-    if cuda.devices() and os.environ.get("TERAPIPE_ATTENTION") == "wgmma":
-        others = [f"GPU {device.index}" for device in cuda.devices() if device.capability != (9, 0)]
-        yield Finding(
-            "attention",
-            "by wgmma, never tried on a GPU by its authors, as TERAPIPE_ATTENTION asks",
-            NOTE if others else OK,
-            f"it runs on compute capability 9.0 alone: {', '.join(others)} will refuse" if others else "",
-        )
+    for device in cuda.devices():
+        yield _attention(device.index)
     for library in found.libraries:
         usable = library.version != ""
         needed = bool(found.driver) and (library.name != "cuDNN" or os.environ.get("TERAPIPE_ATTENTION") == "cudnn")

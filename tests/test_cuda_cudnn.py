@@ -220,7 +220,7 @@ def test_what_cudnn_cannot_do_is_ours_and_said(fake):
     assert "for 2 of 4 shapes" in odd and "an odd number of queries" in odd and "7 tokens after 0" in odd
     assert all(one["peak"] for name, one in found.items() if name not in ("no handle", "unknown"))
     assert "cannot be begun with: status 1008" in found["no handle"]["error"]
-    assert 'TERAPIPE_ATTENTION is "fastest": "own" (or nothing), "cudnn" or "wgmma" would be right' in found["unknown"]
+    assert 'TERAPIPE_ATTENTION is "fastest": "own" (or nothing), "mma", "wgmma" or "cudnn" would be right' in found["unknown"]
 
 
 def refused():

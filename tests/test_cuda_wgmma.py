@@ -325,48 +325,55 @@ def trained(monkeypatch):
     module.emu_machine()
 
 
-def test_training_by_wgmma(trained):
-    """The same bits in every slicing, reproducible as mma.sync's; and it is said."""
-    whole, sliced, ours = (trained(*how) for how in (("wgmma", [(2, [40])]), ("wgmma", [(2, [7, 1, 32])]), ("own", [(2, [40])])))
-    assert whole == sliced
-    np.testing.assert_allclose(whole[0], ours[0], rtol=3e-3)
-    assert len(whole[2]) == 1 and ours[2] == []
-    assert "attention is computed by wgmma, as TERAPIPE_ATTENTION asks" in whole[2][0]
+def test_training_by_wgmma(trained, monkeypatch):
+    """The same bits in every slicing, reproducible as mma.sync's, and the default where a device has it."""
+    asked = [("wgmma", [(2, [40])]), ("wgmma", [(2, [7, 1, 32])]), ("own", [(2, [40])]), ("mma", [(2, [40])])]
+    whole, sliced, default, mma = (trained(*how) for how in asked)
+    assert whole == sliced == default and tp.cuda.attention_kernel() == "mma" and tp.cuda.attention_kernel(0, "float32") == "mma"
+    monkeypatch.setenv("TERAPIPE_ATTENTION", "own")
+    assert tp.cuda.attention_kernel() == "wgmma" and tp.cuda.attention_kernel(0, "float32") == "mma"
+    np.testing.assert_allclose(whole[0], mma[0], rtol=3e-3)
+    assert whole[2] == [] and len(mma[2]) == 1 and "by mma.sync, as TERAPIPE_ATTENTION asks" in mma[2][0]
 
 
 def test_where_wgmma_is_asked_for_in_vain(trained):
     losses, grads, (caveat,) = trained("wgmma", [(2, [40])], "float32")
     assert "TERAPIPE_ATTENTION=wgmma is without effect" in caveat and "this is float32" in caveat
-    assert (losses, grads) == trained("own", [(2, [40])], "float32")[:2]
+    for other in ("own", "mma"):
+        assert (losses, grads, []) == trained(other, [(2, [40])], "float32")
 
 
 @pytest.mark.parametrize("major, minor", [(8, 0), (10, 0)])
 def test_another_device_is_refused_before_there_is_work(trained, major, minor):
+    mma = trained("mma", [(2, [40])])[:2]
     tp.cuda.load().emu_machine(major=major, minor=minor)
     told = f"device 0 .* has compute capability {major}.{minor}; attention by wgmma runs on 9.0 .Hopper. alone"
     with pytest.raises(tp.ExecutionError, match=told):
         trained("wgmma", [(2, [40])])
-    assert trained("own", [(2, [40])])[2] == []
+    assert trained("own", [(2, [40])]) == (*mma, []) == trained("mma", [(2, [40])])
 
 
-def test_ranks_of_a_reproducible_run_agree(monkeypatch):
-    """Machines have environments of their own."""
-    monkeypatch.setenv("TERAPIPE_ATTENTION", "wgmma")
-    asked = []
-    control = lambda answer: SimpleNamespace(allgather=lambda mine: asked.append(mine) or answer)  # noqa: E731
-    device_comm.agree_on_attention({"reproducible": True}, control(b"\1\1\1"))
-    device_comm.agree_on_attention({"reproducible": False}, control(b"\0\1"))
-    with pytest.raises(tp.InvalidValueError, match="for rank 1, 2 of 3 alone: .* on all ranks or on none would be right"):
-        device_comm.agree_on_attention({"reproducible": True}, control(b"\0\1\1"))
-    assert asked == [b"\1"] * 2
+def test_ranks_of_a_reproducible_run_agree(trained, monkeypatch):
+    """Machines have environments, and GPUs, of their own."""
+    monkeypatch.setenv("TERAPIPE_ATTENTION", "")
+    told = []
+    control = lambda answer: SimpleNamespace(allgather=lambda mine: told.append(mine) or answer)  # noqa: E731
+    device_comm.agree_on_attention({"reproducible": True}, control(b"\1\1\1"), 0, "bf16")
+    device_comm.agree_on_attention({"reproducible": False}, control(b"\0\1"), 0, "bf16")
+    device_comm.agree_on_attention({"reproducible": True}, control(b"\0\0"), 0, "float32")
+    with pytest.raises(tp.InvalidValueError, match="by mma on rank 0, wgmma on rank 1, 2: .*=mma on all ranks would be right"):
+        device_comm.agree_on_attention({"reproducible": True}, control(b"\0\1\1"), 0, "bf16")
+    tp.cuda.load().emu_machine(major=8)
+    device_comm.agree_on_attention({"reproducible": True}, control(b"\0\0"), 0, "bf16")
+    assert told == [b"\1", b"\0", b"\1", b"\0"]
 
 
-def test_doctor_says_whether_the_device_has_wgmma(trained, tmp_path, monkeypatch):
-    monkeypatch.setenv("TERAPIPE_ATTENTION", "wgmma")
-    for major, words in ((9, "by wgmma, never tried on a GPU"), (8, "runs on compute capability 9.0 alone: GPU 0 will refuse")):
+def test_doctor_says_by_what_the_device_attends(trained, tmp_path, monkeypatch):
+    for asked, major, words, status in (("", 9, "by wgmma", "ok"), ("", 8, "by mma.sync", "ok"),
+                                        ("mma", 9, "by mma.sync, as", "ok"),
+                                        ("wgmma", 8, "attention by wgmma runs on 9.0 (Hopper) alone", "note"),
+                                        ("fast", 9, '"own" (or nothing), "mma", "wgmma" or "cudnn"', "note")):  # fmt: skip
+        monkeypatch.setenv("TERAPIPE_ATTENTION", asked)
         tp.cuda.load().emu_machine(major=major)
-        rows = {row.name: row for row in doctor.examine(tmp_path)}
-        assert words in rows["attention"].value + rows["attention"].advice
-        assert (rows["attention"].status == "ok") == (major == 9)
-    monkeypatch.setenv("TERAPIPE_ATTENTION", "own")
-    assert "attention" not in {row.name for row in doctor.examine(tmp_path)}
+        row = {row.name: row for row in doctor.examine(tmp_path)}["attention of GPU 0"]
+        assert words in row.value + row.advice and row.status == status
