@@ -12,7 +12,8 @@
 #include "cuda/gemm_algo.h"
 
 enum {
-    MAX_CANDIDATES = 8,
+    MAX_CANDIDATES = 32,
+    RAGGED_CANDIDATES = 8, /* at least, of what no algorithm may do well */
     MOST_ASKED = 32,  /* for what takes any number of rows: the fastest for many may not */
     TIMED_RUNS = 4,   /* one behind the other: a product is shorter than the host takes to ask for it alone */
     TIMED_ROUNDS = 2,
@@ -273,7 +274,7 @@ tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op,
 {
     lt_heuristic found[MOST_ASKED];
     int pins = one_sum(gemm, op), count = 0;
-    int wanted = pins || gemm->refusals > 0 ? MOST_ASKED : tp_gemm_ragged(op) ? MAX_CANDIDATES
+    int wanted = pins || gemm->refusals > 0 ? MOST_ASKED : tp_gemm_ragged(op) ? RAGGED_CANDIDATES
                                                        : seconds ? gemm->options.candidates : 1;
     *out = NULL;
     plan *p = calloc(1, sizeof *p);

@@ -49,7 +49,7 @@ typedef struct {
 } tp_gemm_op;
 
 typedef struct {
-    int candidates;   /* 0, 1: the heuristic's first; else that many (<= 8) are timed when a product is prepared */
+    int candidates;   /* 0, 1: the heuristic's first; else that many (<= 32) are timed when a product is prepared */
     int reproducible; /* 1: one algorithm without split sums for every number of rows: a row's bits do not depend on how many
                          are multiplied with it. Slower. LINEAR_W, whose rows no slicing changes: the heuristic's first, any.
                          Where cublasLt refuses a number of rows that algorithm: another (tp_gemm_caveat) */

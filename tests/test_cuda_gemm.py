@@ -319,7 +319,7 @@ def test_no_rows(cuda):
         ({"kind": 5}, "there is no kind 5"),
         ({"dtype": 9}, "there is no dtype 9"),
         ({"epilogue": RESIDUAL}, "aux is NULL"),
-        ({"candidates": 9}, "candidates is 9; it must be 0 to 8"),
+        ({"candidates": 33}, "candidates is 33; it must be 0 to 32"),
         ({"device": 3}, "device 3: this process sees 1 CUDA device"),
     ],
 )

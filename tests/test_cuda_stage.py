@@ -482,7 +482,7 @@ def test_a_loss_that_is_not_a_number_leaves_the_parameters():
 # ---- costs -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wish", "products"), [({}, (True, 0)), ({"reproducible": False}, (False, 4))])
+@pytest.mark.parametrize(("wish", "products"), [({}, (True, 0)), ({"reproducible": False}, (False, 32))])
 def test_a_profile_measures_the_products_that_a_run_asks_for(monkeypatch, wish, products):
     seen = []
 
