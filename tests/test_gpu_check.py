@@ -1,5 +1,6 @@
 """benchmarks/gpu_check.py without a GPU: its deadlines, and what becomes of questions that fail, hang or answer."""
 
+import itertools
 import json
 import re
 import shutil
@@ -50,9 +51,9 @@ def test_a_model_leaves_the_gpu_some_memory(monkeypatch):
     assert training["bytes_of"](model, batch, micros) <= device_bytes - (3 << 30)
 
 
-def of_training(name):
-    """What benchmarks/gpu/training.py has by this name, where its questions find it."""
-    (asked,) = (q for q in gpu_check.questions() if q.name == "pipeline")
+def of_training(name, question="profile"):
+    """What the file of a question (benchmarks/gpu/training.py) has by this name, where its questions find it."""
+    (asked,) = (q for q in gpu_check.questions() if q.name == question)
     return asked.answer.__globals__, asked.answer.__globals__[name]
 
 
@@ -105,16 +106,20 @@ def test_a_few_steps_make_figures_that_say_so():
 
 
 def test_a_pipeline_that_fails_leaves_the_others(monkeypatch):
-    """One of six fails: the others are measured, and the question fails with all it found."""
-    training, pipeline = of_training("pipeline")
+    """One fails: the others are measured, and the question fails with all it found; what would need its operations is not asked."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    training, pipeline = of_training("pipeline", "pipeline")
     monkeypatch.setenv("GPU_CHECK_SMALL", "1")
-    found, steps = [], iter([0.6, None, 0.3, 0.2, 0.5, 0.4])
+    found, asked, steps = [], [], iter([0.6, 0.5, None, 0.3, 0.2, 0.4, 0.45])
 
-    def run_ranks(*_):
+    def run_ranks(model, program, *_):
         step = next(steps)
+        asked.append((program.num_stages, sum(program.slices)))
         if step is None:
             raise RuntimeError("a sticky error")
-        return step, [], [], ["steps are enqueued anew"]
+        rows = [("F", 0, 0, s, float(s), s + 0.9) for s in range(4)]
+        rows += [(op, 0, 0, s, 8.0, 8.5) for op in "IW" for s in range(4)]
+        return step, [rows] * 4, [], ["steps are enqueued anew"]
 
     monkeypatch.setitem(training, "run_ranks", run_ranks)
     monkeypatch.setitem(training, "simulated", lambda program, traces: 0.3)
@@ -122,8 +127,30 @@ def test_a_pipeline_that_fails_leaves_the_others(monkeypatch):
     with pytest.raises(RuntimeError, match="slices of 256: RuntimeError: a sticky error"):
         pipeline()
     assert found[-1]["slices of 256"] == {"why": "RuntimeError: a sticky error"} and found[-1]["speedup"] == pytest.approx(3)
-    assert found[-1]["slices of 128"]["caveats"] == ["steps are enqueued anew"]
-    assert found[-1]["headline"].startswith("slices of 512: 3.00 times GPipe") and "speedup" not in found[0]
+    assert asked == [(4, 1), (4, 1), (4, 8), (4, 4), (8, 4), (12, 4), (16, 4)]
+    assert found[-1]["slices of 512"]["caveats"] == ["steps are enqueued anew"]
+    assert found[-1]["headline"].startswith("slices of 512, 2 stages a rank: 3.00 times GPipe") and "speedup" not in found[0]
+
+
+def test_a_pipeline_of_chunks_is_what_the_engine_runs():
+    """Every slice through every stage, checked; and what the simulator likes is a partition with every block once."""
+    import numpy as np
+
+    import terapipe_c as tp
+
+    training, chunked = of_training("chunked", "pipeline")
+    for chunks, slices in ((1, 1), (1, 8), (2, 8), (3, 4), (4, 4), (2, 6)):
+        program = chunked(chunks, slices)
+        program.check()
+        assert program.num_stages == 4 * chunks and list(program.slices) == [slices]
+    model = tp.GPTConfig(24, 16, 2048, 50257, 2048, tie_weights=False)
+    each = {op: (np.full(4, 1.0), np.full(4, 2.0)) for op in "FIW"} | {"between": 0.01}
+    for chunks in (1, 3):
+        partition = training["liked"](model, chunked(chunks, 4), each)
+        layers = training["layers_of"](model, partition)
+        assert partition[0][0] == 0 and partition[-1][1] == 50
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(partition))
+        assert sum(layers) == 24 and layers[-1] == min(layers) and max(layers[:-1]) - min(layers[:-1]) <= 2
 
 
 QUESTIONS = '''

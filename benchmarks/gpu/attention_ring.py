@@ -16,6 +16,7 @@ BACKWARD = {64: ["2 warpgroups, ahead", "2 warpgroups, free", "3 warpgroups"], 1
 def variants(names):
     """(code, name); the first is what runs now."""
     yield 0, "now"
+    yield 1, "now, 1 warpgroup a block"
     for n, name in enumerate(names):
         yield 3 + 2 * n, name
         yield 4 + 2 * n, f"{name}, a block to an SM"

@@ -1,4 +1,4 @@
-"""Training on the GPU: right beside the CPU, whole models' TFLOP/s, PyTorch on the same model, and four stages on one GPU.
+"""Training on the GPU: right beside the CPU, whole models' TFLOP/s, and PyTorch on the same model.
 
 TFLOP/s are model FLOPs: tokens x tp.GPTConfig.flops_per_token(T) / seconds of a step by the host's clock, from the tokens on
 the host to the update, and flops_per_token(T) = 6 N_matmul + 6 n_layer n_embd (T + 1): multiply-adds of the matrices (head
@@ -9,7 +9,6 @@ included, embeddings not) forward and twice backward, and attention's visible pa
 import math
 import os
 import statistics
-import threading
 import time
 
 import numpy as np
@@ -18,6 +17,7 @@ from gpu_check import Question, small, so_far
 SIZES = {"124M": ("gpt2-124m", 16, 4), "350M": ("gpt2-345m", 16, 4), "774M": ("gpt2-762m", 8, 6), "1558M": ("gpt2-1558m", 12, 4)}
 GOALS = {"124M": 400.0, "350M": 430.0, "774M": 455.0, "1558M": 490.0}
 SPARE_BYTES = 3 << 30
+EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # what remains where a device refuses the graphs of steps, or loses its way in them
 HYPER = dict(lr=1e-4, weight_decay=0.1, grad_clip=1.0)
 
 
@@ -157,14 +157,18 @@ def micro_updates():
                          ("bf16, eager", {"backend": bf16, "eager": True})):
         engine = RankEngine(model, partition, slicing, program, 0, None, **device)
         engine.load(params)
-        found[name] = [engine.run(tokens, step=step + 1, **HYPER | {"lr": 3e-3})[:2] for step in range(6)]
+        found[name] = [engine.run(tokens, step=step + 1, **HYPER | {"lr": 3e-4})[:2] for step in range(6)]
         so_far(found)
         for known in [device["backend"]] if "backend" in device else []:
             assert engine.peak_memory_bytes == rank_memory(model, partition, slicing, program, backend=known)[0]
         del engine
     assert found["float32"] == found["float32, eager"] and found["bf16"] == found["bf16, eager"], found
     far = {name: float(np.abs(np.array(found[name]) / np.array(found["cpu"]) - 1)[:, 0].max()) for name in ("float32", "bf16")}
-    assert far["float32"] < 1e-4 and far["bf16"] < 1e-2, far
+    # Apart from the CPU's (AVX2) at 3e-4: 7e-8 where the weights began 1e-7 apart, or by the portable kernels; 1e-7 in PyTorch,
+    # 1.1e-4 where that rounds to bf16 as we do. (At 3e-3 the CPU is apart from itself by 2e-2 in the fifth step.) A wrong version
+    # of the weights shows: a backward that reads the newest 7e-3, an update that begins at the one before 4e-3, a forward that
+    # reads the newest 3e-2.
+    assert far["float32"] < 1e-5 and far["bf16"] < 1e-3, far
     return found | {"headline": f"graphs as eager; losses apart from the CPU's by {far['float32']:.1e} (float32), "
                                 f"{far['bf16']:.1e} (bf16)"}
 
@@ -185,16 +189,30 @@ def curve():
     for backend, dtype in (("cpu", None), ("cuda", "float32"), ("cuda", "bf16")):
         plan = tp.plan(model, tp.Cluster.local(), 8, T, stages=1, planner="terapipe", schedule="gpipe",
                        slicing=[(8, [T // 2, T // 2])], backend=backend, dtype=dtype)
-        run = tp.launch(plan, data, steps, lr=1e-3, warmup_steps=10, backend=backend, dtype=dtype, processes=False,
+        run = tp.launch(plan, data, steps, lr=3e-4, warmup_steps=10, backend=backend, dtype=dtype, processes=False,
                         progress=False, threads_per_rank=min(8, os.cpu_count() or 1))
         losses[dtype or "cpu"] = [record.loss for record in run]
         so_far(losses)
     cpu = np.array(losses["cpu"])
-    far = {dtype: float(np.abs(np.array(losses[dtype]) / cpu - 1).max()) for dtype in ("float32", "bf16")}
+    found = {dtype: differences(np.array(losses[dtype]), cpu) for dtype in ("float32", "bf16")}
     assert small() or cpu[-1] < 0.8 * cpu[0], (cpu[0], cpu[-1])
-    assert far["float32"] < 1e-3 and far["bf16"] < 1e-2, far  # bf16 in the emulator: 6e-4
-    return {"largest_relative_difference": far, "losses": {k: [round(x, 5) for x in v[::10]] for k, v in losses.items()},
-            "headline": f"loss {cpu[0]:.3f} to {cpu[-1]:.3f}; apart by {far['float32']:.1e} (float32), {far['bf16']:.1e} (bf16)"}
+    # PyTorch on a CPU, with this data (of Python 3.11 and of 3.12): bf16 autocast is apart from float32 by 1.1e-4 and 1.5e-4, over
+    # ten steps by 5.7e-5 (2 runs); float32 that rounds to bf16 where we do by 0.9e-4 to 1.6e-4 and 3e-5 to 7e-5, about zero (10
+    # runs); weights that begin 1e-7 apart by 1e-6 at most. Without float32 masters 1.5e-2 and 1.9e-2, over ten steps 1.3e-2 and
+    # more, most of it above. At a rate of 1e-3 some data makes what is apart hundreds of times more in a few steps: autocast 1e-2.
+    most = {"float32": {"largest": 1e-4, "over_10_steps": 3e-5}, "bf16": {"largest": 1e-3, "over_10_steps": 3e-4}}
+    assert all(found[dtype][key] < bound for dtype, bounds in most.items() for key, bound in bounds.items()), found
+    far = {dtype: f"{one['largest']:.1e}" for dtype, one in found.items()}
+    return {"relative_differences": found, "losses": {k: [round(x, 5) for x in v[::10]] for k, v in losses.items()},
+            "headline": f"loss {cpu[0]:.3f} to {cpu[-1]:.3f}; apart by {far['float32']} (float32), {far['bf16']} (bf16)"}
+
+
+def differences(losses, right):
+    """Relative ones of a curve: of a step, where noise shows, and of the mean of ten in a row, where what has a direction does."""
+    ten = np.ones(min(10, len(right)))
+    steps, smooth = losses / right - 1, np.convolve(losses, ten, "valid") / np.convolve(right, ten, "valid") - 1
+    return {"largest": float(np.abs(steps).max()), "at": int(np.abs(steps).argmax()), "rms": float(np.sqrt((steps**2).mean())),
+            "mean": float(steps.mean()), "over_10_steps": float(np.abs(smooth).max())}
 
 
 def some_params(model):
@@ -264,6 +282,8 @@ def fitting(model, batch, micros, begin):
 
 def trained(size, keep=so_far):
     """What training(size) answers; keep: so_far, or who adds to it."""
+    from terapipe_c.engine import TIMED
+
     model, batch, micros = sized(size)
     seq_len, rng, steps = model.block_size, np.random.default_rng(5), []
     params, opened = some_params(model), time.monotonic()
@@ -276,7 +296,7 @@ def trained(size, keep=so_far):
         return told
 
     def begin(batch):
-        _, make = engine_of(model, [(batch, [seq_len])] * micros, candidates=8)
+        _, make = engine_of(model, [(batch, [seq_len])] * micros, candidates=TIMED)
         engine = make(0)
         engine.load(params)
         step(engine, batch)
@@ -441,136 +461,15 @@ def warm_torch(size, whole):
     return lambda: torch_steps(size, whole, lambda steps: len(steps) >= 1, None if whole else 2)
 
 
-STAGES, LONG = 4, 32 if small() else 2048
-PATIENCE_S = 15.0  # with a message: what waits for ever shall say so within its question's time
-EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # what remains where a device refuses the graphs of steps, or loses its way in them
-
-
-def pipeline_right():
-    """A step of four stages in four parts of the GPU: the loss and gradients of one stage on the whole of it."""
-    import terapipe_c as tp
-
-    model = small_model(tie_weights=False)
-    T = model.block_size
-    params = tp.init_params(model, seed=1)
-    tokens = np.random.default_rng(2).integers(0, model.vocab_size, (2, T + 1)).astype(np.int32)
-    loss, _ = tp.loss_and_grads(model, params, tokens, backend="cuda")
-    program, make = engine_of(model, [(1, [T // 2, T // 4, T // 4])] * 2, STAGES, "gpipe")
-    steps, traces, losses, caveats = run_ranks(model, program, make, params, tokens)
-    found = {"loss": loss, "losses_of_ranks": losses, "step_s": steps, "instructions": [len(t) for t in traces],
-             "caveats": caveats}
-    assert all(abs(one / loss - 1) < 3e-3 for one in losses), found
-    return found | {"headline": f"loss {losses[0]:.5f}, on one stage {loss:.5f}"}
-
-
-def pipeline():
-    """Four stages on four equal parts of the GPU, one sequence of 2048: token slices against GPipe, the simulator beside.
-
-    By the arithmetic alone (this model's multiply-adds, any rate) slices of 512, 256 and 128 take 1/2.4, 1/2.8 and 1/3.0 of
-    GPipe's time where W is apart; where a slice's B is whole, slice 0's W (of all slices) holds up every stage: 1/1.9 at 256."""
-    import terapipe_c as tp
-
-    layers, heads, width, vocabulary = (4, 1, 8, 64) if small() else (24, 16, 2048, 50257)
-    model = tp.GPTConfig(layers, heads, width, vocabulary, LONG, tie_weights=False)
-    params = some_params(model)
-    tokens = np.random.default_rng(7).integers(0, model.vocab_size, (1, LONG + 1)).astype(np.int32)
-    found, failed = {"model": repr(model), "stages": STAGES}, None
-    for name, lengths, apart in (("gpipe", [2048], False), ("slices of 256", [256] * 8, True), ("slices of 128", [128] * 16, True),
-                                 ("slices of 512", [512] * 4, True), ("gpipe, W apart", [2048], True),
-                                 ("slices, first longest", [384, 320, 256, 256, 256, 192, 192, 192], True)):
-        slicing = [(1, [n * LONG // 2048 for n in lengths])]
-        try:
-            program, make = engine_of(model, slicing, STAGES, "gpipe", apart=apart, candidates=4)
-            steps, traces, _, caveats = run_ranks(model, program, make, params, tokens)
-        except Exception as error:  # the others may have better luck; kept as text, for an exception keeps its engines' memory
-            found[name] = {"why": f"{type(error).__name__}: {error}"}
-            failed = failed or f"{name}: {found[name]['why']}"
-        else:
-            found[name] = {"step_s": steps, "simulated_s": simulated(program, traces), "caveats": caveats}
-            found[name]["simulated_over_measured"] = found[name]["simulated_s"] / steps
-        so_far(found | summed_up(found))
-    if failed:
-        raise RuntimeError(failed)
-    return found | summed_up(found)
-
-
-def summed_up(found):
-    """Of what was measured by now."""
-    measured = {k: one for k, one in found.items() if isinstance(one, dict) and "step_s" in one}
-    slices = {k: one["step_s"] for k, one in measured.items() if k.startswith("slices")}
-    if not slices or "gpipe" not in measured:
-        return {}
-    best = min(slices, key=slices.get)
-    sums = {"speedup": measured["gpipe"]["step_s"] / slices[best]}
-    if "gpipe, W apart" in measured:
-        sums["speedup_over_gpipe_w_apart"] = measured["gpipe, W apart"]["step_s"] / slices[best]
-    off = max(abs(one["simulated_over_measured"] - 1) for one in measured.values())
-    return sums | {"headline": f"{best}: {sums['speedup']:.2f} times GPipe (goal 2.5); simulator off by {100 * off:.1f} % "
-                               "(goal 5)"}
-
-
-def run_ranks(model, program, make, params, tokens):
-    """(median seconds of a step without its update, [trace], [loss] of each rank, what the ranks say of themselves), ranks being
-    threads with a part of the GPU: the emulator has no parts."""
-    from terapipe_c import _core, cuda, device_comm
-    from terapipe_c.engine import gather_bytes, in_threads
-
-    ranks = program.num_ranks
-    everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
-    region = _core.Region.create(ranks, everyone, 1 << 16, max(64, gather_bytes(model)), False)
-    if small():
-        controls = [_core.Comm(region, rank, 120.0) for rank in range(ranks)]
-        parts, comms = [None] * ranks, [device_comm.inproc(control, 1 << 20) for control in controls]
-    else:
-        parts, comms = cuda.pipeline_on_one_gpu(region, 0, PATIENCE_S)
-    steps, start = [], threading.Barrier(ranks, timeout=60)
-
-    def work(rank):
-        try:
-            return steps_of(rank)
-        except BaseException:
-            start.abort()  # or the others would wait for this one
-            raise
-
-    def steps_of(rank):
-        engine = make(rank, comms[rank], part=parts[rank])
-        engine.load(params)
-        for _ in range(3 if small() else 9):
-            start.wait()
-            begin = time.perf_counter()
-            loss, *_ = engine.run(tokens, update=False)
-            start.wait()
-            if rank == 0:
-                steps.append(time.perf_counter() - begin)
-        return engine.trace(), loss, engine.caveats
-
-    told = in_threads(region, work)
-    caveats = sorted({text for *_, said in told for text in said})
-    return statistics.median(steps[3:] or steps), [trace for trace, *_ in told], [loss for _, loss, _ in told], caveats
-
-
-def simulated(program, traces):
-    """The simulator's step, fed with what every operation took in this very run: forward and backward alone."""
-    import terapipe_c as tp
-    from terapipe_c.report import resimulated
-
-    rows = [(rank, *row) for rank, trace in enumerate(traces) for row in trace if row[0] != "OPT"]
-    zero = min(row[5] for row in rows)
-    rows = [(*row[:5], row[5] - zero, row[6] - zero) for row in rows]
-    return resimulated(program, tp.Timeline.from_intervals(rows, program.num_ranks).intervals)
-
-
 QUESTIONS = [
     Question("parity", 50, parity, order=12),
     Question("slicings", 60, invariance, order=14),
     Question("graphs", 30, graphs, order=15),
     Question("updates by micro-batches", 40, micro_updates, order=23),
-    Question("stages on one GPU", 40, pipeline_right, order=21, otherwise=EAGER),
     Question("loss curve", 60, curve, order=22, otherwise=EAGER),
     *(Question(f"training {size}", seconds, training(size), order=41 + i, otherwise=EAGER)
       for i, (size, seconds) in enumerate({"124M": 16, "350M": 16, "774M": 19, "1558M": 28}.items())),
     Question("pytorch 124M", 30, torch_peer("124M", True), order=45, warm=warm_torch("124M", True)),
-    Question("pipeline", 42, pipeline, order=47, otherwise=EAGER),
     Question("profile", 14, profiled, order=49),
     Question("pytorch 1558M", 33, torch_peer("1558M", False), order=48, warm=warm_torch("1558M", False)),
 ]

@@ -1,0 +1,225 @@
+"""Four stages on four equal parts of one GPU (green contexts): right, and how much sooner token slices end than GPipe.
+
+A step is a forward and a backward of one sequence of 2048 and the norm of its gradients, by the host's clock; the median of the
+steps after the first three, which warm up. Beside each the simulator's step, fed with what every operation of the last one took.
+Parts share the memory's bandwidth and the card's power: a stage that works alone, as all of GPipe's do here, has more of both.
+"""
+
+import itertools
+import statistics
+import threading
+import time
+
+import numpy as np
+from gpu_check import Question, small, so_far
+
+STAGES, LONG = 4, 32 if small() else 2048
+PATIENCE_S = 15.0  # with a message: what waits for ever shall say so within its question's time
+EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # as in training.py
+LIKED = (256, 1), (256, 2), (512, 2), (512, 3), (512, 4)  # (tokens of a slice, stages of a rank): partitions by the simulator
+
+
+def pipeline_right():
+    """A step of four stages in four parts of the GPU: the loss and gradients of one stage on the whole of it."""
+    from gpu.training import engine_of, small_model
+
+    import terapipe_c as tp
+
+    model = small_model(tie_weights=False)
+    T = model.block_size
+    params = tp.init_params(model, seed=1)
+    tokens = np.random.default_rng(2).integers(0, model.vocab_size, (2, T + 1)).astype(np.int32)
+    loss, _ = tp.loss_and_grads(model, params, tokens, backend="cuda")
+    program, make = engine_of(model, [(1, [T // 2, T // 4, T // 4])] * 2, STAGES, "gpipe")
+    steps, traces, losses, caveats = run_ranks(model, program, make, params, tokens)
+    found = {"loss": loss, "losses_of_ranks": losses, "step_s": steps, "instructions": [len(t) for t in traces],
+             "caveats": caveats}
+    assert all(abs(one / loss - 1) < 3e-3 for one in losses), found
+    return found | {"headline": f"loss {losses[0]:.5f}, on one stage {loss:.5f}"}
+
+
+def chunked(chunks, slices):
+    """All forwards, then all input gradients, then all weight gradients of one sequence, rank r with stages r, r + STAGES, ...: the
+    slices pass in groups of STAGES, a group through all chunks before the next, so that no rank waits between its chunks."""
+    import terapipe_c as tp
+
+    groups, lines = [range(g, min(g + STAGES, slices)) for g in range(0, slices, STAGES)], []
+    for rank in range(STAGES):
+        stages = [c * STAGES + rank for c in range(chunks)]
+        line = [f"{stage}F0.{s}" for group in groups for stage in stages for s in group]
+        line += [f"{stage}I0.{s}" for group in groups[::-1] for stage in stages[::-1] for s in group[::-1]]
+        line += [f"{stage}W0.{s}" for stage in stages[::-1] for s in range(slices - 1, -1, -1)]
+        lines.append(" ".join(line))
+    return tp.Program.parse("\n".join(lines))
+
+
+def layers_of(model, partition):
+    """Of each stage, the halves that are blocks counted."""
+    return [(min(end, model.num_blocks - 1) - max(first, 1)) / 2 for first, end in partition]
+
+
+def costs_of(model, partition, traces):
+    """What a layer's and the head's operations on each slice took, F and I for each slice and W of all, and what lies between two
+    operations of a rank: of a run with a stage a rank, in seconds."""
+    layers, found = layers_of(model, partition), {}
+    for op in "FIW":
+        rows = [sorted((row[3], row[5] - row[4]) for row in trace if row[0] == op) for trace in traces]
+        each = np.array([[seconds for _, seconds in row] for row in rows])
+        layer = each[:-1].sum(axis=0) / sum(layers[:-1])
+        found[op] = layer, np.maximum(each[-1] - layers[-1] * layer, 0.0)
+    ends = sorted((row[4], row[5]) for row in traces[0] if row[0] == "F")
+    found["between"] = statistics.median(after[0] - before[1] for before, after in itertools.pairwise(ends))
+    return found
+
+
+def liked(model, program, costs):
+    """The partition in halves of layers that the simulator likes best, found by moving halves from stage to stage."""
+    stages = program.num_stages
+
+    def step_s(layers):
+        each = np.array(layers)[:, None]
+        tables = {op: each * costs[op][0] + (costs["between"] if op in "FI" else 0.0) for op in "FIW"}
+        for op, table in tables.items():
+            table[-1] += costs[op][1]
+        return program.makespan(tables)
+
+    layers = [0.5 * (2 * model.n_layer // stages + (k < 2 * model.n_layer % stages)) for k in range(stages)]
+    best, better = step_s(layers), True
+    while better:
+        better = False
+        for a, b in itertools.permutations(range(stages), 2):
+            moved = [n - 0.5 * (k == a) + 0.5 * (k == b) for k, n in enumerate(layers)]
+            if moved[a] > 0 and (seconds := step_s(moved)) < best * (1 - 1e-6):
+                best, layers, better = seconds, moved, True
+    edges = [0, *(1 + np.cumsum(2 * np.array(layers[:-1])).astype(int)), model.num_blocks]
+    return [(int(a), int(b)) for a, b in itertools.pairwise(edges)]
+
+
+def pipeline():
+    """Four stages on four equal parts of the GPU, one sequence of 2048: token slices against GPipe, the simulator beside.
+
+    GPipe has one stage a rank of as many layers each, as have the first slices; from their operations follow the costs by which the
+    simulator finds the partitions of the others, with one stage a rank or several."""
+    from gpu.training import some_params
+
+    import terapipe_c as tp
+    from terapipe_c.partition import even_partition
+
+    layers, heads, width, vocabulary = (8, 1, 8, 64) if small() else (24, 16, 2048, 50257)
+    model = tp.GPTConfig(layers, heads, width, vocabulary, LONG, tie_weights=False)
+    params, even = some_params(model), even_partition(model, STAGES)
+    found, costs, failures = {"model": repr(model), "stages": STAGES}, {}, []
+
+    def measure(name, tokens, program, partition):
+        try:
+            one, traces = measured(model, params, [tokens] * (2048 // tokens), program, partition)
+        except Exception as error:  # the others may have better luck; kept as text, for an exception keeps its engines' memory
+            found[name] = {"why": f"{type(error).__name__}: {error}"}
+            failures.append(f"{name}: {found[name]['why']}")
+        else:
+            found[name] = one
+            if name == f"slices of {tokens}":
+                costs[tokens] = costs_of(model, partition, traces)
+        so_far(found | summed_up(found))
+
+    measure("gpipe", 2048, tp.schedules.gpipe(STAGES, 1), even)
+    measure("gpipe, W apart", 2048, chunked(1, 1), even)
+    for tokens in (256, 512):
+        measure(f"slices of {tokens}", tokens, chunked(1, 2048 // tokens), even)
+    for tokens, chunks in LIKED:
+        if tokens in costs:
+            program = chunked(chunks, 2048 // tokens)
+            measure(f"slices of {tokens}, {chunks} stages a rank", tokens, program, liked(model, program, costs[tokens]))
+    if failures:
+        raise RuntimeError(failures[0])
+    return found | summed_up(found)
+
+
+def measured(model, params, lengths, program, partition):
+    """({seconds of a step, of the simulator's, ...}, the traces of the last step) of one sequence in these slices."""
+    from terapipe_c.backend import Backend
+    from terapipe_c.engine import TIMED, RankEngine
+
+    tokens = np.random.default_rng(7).integers(0, model.vocab_size, (1, LONG + 1)).astype(np.int32)
+    slicing, program = [(1, [n * LONG // 2048 for n in lengths])], program.lower()
+
+    def make(rank, comm, part):
+        return RankEngine(model, partition, slicing, program, rank, comm, backend=Backend("cuda", "bf16"), candidates=TIMED,
+                          part=part)
+
+    steps, traces, _, caveats = run_ranks(model, program, make, params, tokens)
+    again = simulated(program, traces)
+    return {"step_s": steps, "simulated_s": again, "simulated_over_measured": again / steps, "caveats": caveats,
+            "layers": layers_of(model, partition)}, traces  # fmt: skip
+
+
+def summed_up(found):
+    """Of what was measured by now."""
+    steps = {k: one["step_s"] for k, one in found.items() if isinstance(one, dict) and "step_s" in one}
+    slices = {k: seconds for k, seconds in steps.items() if k.startswith("slices")}
+    if not slices or "gpipe" not in steps:
+        return {}
+    best = min(slices, key=slices.get)
+    sums = {"speedup": steps["gpipe"] / slices[best]}
+    if "gpipe, W apart" in steps:
+        sums["speedup_over_gpipe_w_apart"] = steps["gpipe, W apart"] / slices[best]
+    off = max(abs(found[name]["simulated_over_measured"] - 1) for name in steps)
+    return sums | {"headline": f"{best}: {sums['speedup']:.2f} times GPipe (goal 2.5); simulator off by at most {100 * off:.1f} % "
+                               "(goal 5)"}
+
+
+def run_ranks(model, program, make, params, tokens):
+    """(median seconds of a step without its update, [trace], [loss] of each rank, what the ranks say of themselves), ranks being
+    threads with a part of the GPU: the emulator has no parts."""
+    from terapipe_c import _core, cuda, device_comm
+    from terapipe_c.engine import gather_bytes, in_threads
+
+    ranks = program.num_ranks
+    everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
+    region = _core.Region.create(ranks, everyone, 1 << 16, max(64, gather_bytes(model)), False)
+    if small():
+        controls = [_core.Comm(region, rank, 120.0) for rank in range(ranks)]
+        parts, comms = [None] * ranks, [device_comm.inproc(control, 1 << 20) for control in controls]
+    else:
+        parts, comms = cuda.pipeline_on_one_gpu(region, 0, PATIENCE_S)
+    steps, start = [], threading.Barrier(ranks, timeout=60)
+
+    def work(rank):
+        try:
+            return steps_of(rank)
+        except BaseException:
+            start.abort()  # or the others would wait for this one
+            raise
+
+    def steps_of(rank):
+        engine = make(rank, comms[rank], part=parts[rank])
+        engine.load(params)
+        for _ in range(3 if small() else 9):
+            start.wait()
+            begin = time.perf_counter()
+            loss, *_ = engine.run(tokens, update=False)
+            start.wait()
+            if rank == 0:
+                steps.append(time.perf_counter() - begin)
+        return engine.trace(), loss, engine.caveats
+
+    told = in_threads(region, work)
+    caveats = sorted({text for *_, said in told for text in said})
+    return statistics.median(steps[3:] or steps), [trace for trace, *_ in told], [loss for _, loss, _ in told], caveats
+
+
+def simulated(program, traces):
+    """The simulator's step, fed with what every operation took in this very run."""
+    import terapipe_c as tp
+    from terapipe_c.report import resimulated
+
+    rows = [(rank, *row) for rank, trace in enumerate(traces) for row in trace]
+    zero = min(row[5] for row in rows)
+    rows = [(*row[:5], row[5] - zero, row[6] - zero) for row in rows]
+    return resimulated(program, tp.Timeline.from_intervals(rows, program.num_ranks).intervals)
+
+
+QUESTIONS = [
+    Question("stages on one GPU", 40, pipeline_right, order=21, otherwise=EAGER),
+    Question("pipeline", 42, pipeline, order=47, otherwise=EAGER),
+]
