@@ -10,7 +10,7 @@ Questions of right or wrong run a few at a time, those of speed alone. For each 
 what ran past a deadline that was shortened for that is asked again with what is left. They live in benchmarks/gpu/*.py: a
 module's QUESTIONS lists them. The answers go to benchmarks/results/<gpu>-<date>.json as they come (and beside it to $OUT,
 where that is a folder), each with its command, its time and what it found, or what it had found when it failed, and the
-names of what was not asked; the commit (or, where there is no git, a digest of the sources) stands above them. Exit status:
+names of what was not asked; the commit (git's, or as told by --commit) and a digest of the sources stand above them. Exit status:
 0 all answered, 1 something is wrong, 2 no GPU to ask, 3 nothing is wrong, but something was not asked in time, or some speed
 not measured.
 """
@@ -322,6 +322,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="name every question and its deadline")
     parser.add_argument("--seconds", type=float, default=540.0, help="for all of it, the build included (default 540)")
     parser.add_argument("--out", default=None, help="result file (default benchmarks/results/<gpu>-<date>.json)")
+    parser.add_argument("--commit", help="of these sources, where git does not know it: in a copy of a working tree")
     parser.add_argument("--emulate", action="store_true", help="rehearse without a GPU: tiny sizes, figures mean nothing")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     parser.add_argument("--warm", help=argparse.SUPPRESS)
@@ -364,6 +365,8 @@ class Check:
         model = re.sub(r"[^a-z0-9]+", "-", card["name"].lower().replace("nvidia", "")).strip("-")
         self.out = options.out or str(common.RESULTS / f"{model}-{datetime.date.today().isoformat()}.json")
         self.result = common.header("What the CUDA backend does on this GPU: right or wrong, then how fast")
+        if options.commit:
+            self.result |= {"commit": options.commit, "modified": None}
         self.result |= {"sources": digest(), "gpu": card, "questions": {}, "not_asked": [q.name for q in chosen]}
 
     def stop(self, number: int, _: Any) -> None:
