@@ -116,6 +116,7 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
     pytree, own_thread = importlib.import_module("torch.utils._pytree"), threading.get_ident()
     checkpoints: Any = importlib.import_module("torch.utils.checkpoint")
     again, hooks = checkpoints.CheckpointFunction, checkpoints._checkpoint_hook
+    inputs = getattr(checkpoints, "_NoopSaveInputs", None)   # of PyTorch 2.11 and before: what keeps a checkpoint's inputs
     # Function.apply, which may have been bound to a name long ago, asks this one's.
     base = importlib.import_module("torch.autograd.function")._SingleLevelFunction
 
@@ -124,6 +125,8 @@ def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any],
             return super(base, cls).apply(*args, **kwargs)
         if cls is again:
             return args[0](*args[2:])  # behind the function: whether the random state is kept
+        if cls is inputs:
+            return torch.empty(0)      # without a gradient: then a checkpoint takes itself to have nothing to do
         return leaf(*apart(pytree, cls.__name__, super(base, cls).apply, (args, kwargs), kinds))
 
     def hooked(frame: Any) -> Any:
