@@ -50,13 +50,15 @@ tp_status
 tp_attention_forward_wgmma(tp_stream stream, const tp_attention_args *args);
 tp_status
 tp_attention_backward_wgmma(tp_stream stream, const tp_attention_args *args);
-/* What tp_cuda_attention_force asks for beside tiles: wgmma with warpgroups apart, in this variant and those behind it
- * (attention_ring.cu, attention_ring_backward.cu). They count a launch's tiles of 64 rows, of all heads, in 30 bits. */
-enum { TP_ATTENTION_RING = 3, TP_ATTENTION_RING_WORKS = 1 << 30 };
+/* By warpgroups of a block that multiply beside one that loads: 1 or 2 forward and 2 backward for D above 64; else 2 or 3. More
+ * or fewer are as the most or fewest. */
 tp_status
-tp_attention_forward_ring(tp_stream stream, const tp_attention_args *args, int variant);
+tp_attention_forward_ring(tp_stream stream, const tp_attention_args *args, int warpgroups);
 tp_status
-tp_attention_backward_ring(tp_stream stream, const tp_attention_args *args, int variant);
+tp_attention_backward_ring(tp_stream stream, const tp_attention_args *args, int warpgroups);
+/* Of wgmma, where nothing is forced: how many multiply, for a slice of `rows` and so many tiles of 128 rows in all its heads. */
+int
+tp_attention_warpgroups(int forward, int dim, int64_t rows, int64_t total, int64_t tiles128);
 /* The last argument of tp_cuda_attention_force. */
 int
 tp_attention_forced(void);

@@ -147,8 +147,10 @@ TP_MUST_USE tp_status
 tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
                            const void *k, const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
                            void *dk, void *dv);
-/* For benchmarks and tests: bf16 tiles of 64 x groups rows (1 or 2) wherever both are built; 0: by the number of rows, as at
- * first. Process-wide; not while kernels are launched. The bits do not depend on it. */
+/* For benchmarks and tests: bf16 by tiles of 64 x groups rows, or as near as there are kernels; 0: as the shape asks, as at first.
+ * mma.sync has 1 and 2 (D above 64: 1); wgmma, where groups are warpgroups that multiply, 1, 2 and 3 (D above 64: 1 and 2).
+ * Process-wide; not while kernels are launched. The bits do not depend on it but in wgmma's forward for D up to 64, where they are
+ * the same by 2 and 3, others by 1. */
 void
 tp_cuda_attention_force(int groups);
 

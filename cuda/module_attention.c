@@ -25,8 +25,8 @@ attention(PyObject *module, PyObject *args, PyObject *keywords)
                                      &n[4], &n[5], &n[6], &n[7], &PyTuple_Type, &addresses, &groups, &stream, &wgmma))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(addresses);
-    if ((dtype != TP_F32 && dtype != TP_BF16) || groups < 0 || groups > 9 || (count != FORWARD && count != BACKWARD))
-        return PyErr_Format(PyExc_ValueError, "dtype is %d, groups %d, with %zd arrays; dtype 0 or 1, groups 0 to 9, and q, k, v, "
+    if ((dtype != TP_F32 && dtype != TP_BF16) || groups < 0 || groups > 3 || (count != FORWARD && count != BACKWARD))
+        return PyErr_Format(PyExc_ValueError, "dtype is %d, groups %d, with %zd arrays; dtype 0 or 1, groups 0 to 3, and q, k, v, "
                             "o, lse (forward) or these with d_o, delta, dq, dk, dv (backward) are right", dtype, groups, count);
     for (Py_ssize_t i = 0; i < count; i++) {
         array[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(addresses, i));
@@ -155,8 +155,9 @@ static PyMethodDef methods[] = {
      "its plan made first. Text about all shapes so far. ExecutionError: cuDNN has no plan. Addresses are not checked."},
     {"attention", (PyCFunction)(void (*)(void))attention, METH_VARARGS | METH_KEYWORDS,
      "attention(dtype, (batch, heads, head_dim, slice, context, total, qkv_stride, o_stride), addresses, groups=0, stream=0, "
-     "wgmma=False): enqueue the forward (five addresses) or the backward (ten) pass of a slice (cuda/kernels.h). Neither addresses "
-     "nor whether the device has wgmma are checked."},
+     "wgmma=False): enqueue the forward (five addresses) or the backward (ten) pass of a slice (cuda/kernels.h). groups 1 to 3 ask "
+     "for tiles of 64 x groups rows where the shape would not (tp_cuda_attention_force). Neither addresses nor whether the device "
+     "has wgmma are checked."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -29,9 +29,8 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".build" / "cuda-emu"
 # Visible symbols, for ctypes; a small tile of the head and small messages of gradients, so that small models cross their borders,
-# a cache of few heads, and blocks that have several tiles of attention.
-DEFINES = ["-DTP_CUDA_EMULATED", "-DTP_CUDA_HEAD_TILE=64", "-DTP_CUDA_CACHED_BYTES=40000", "-DTP_CUDA_RING_BLOCKS=3",
-           "-DTP_CUDA_SUM_FLOATS=512"]  # fmt: skip
+# and a cache of few heads.
+DEFINES = ["-DTP_CUDA_EMULATED", "-DTP_CUDA_HEAD_TILE=64", "-DTP_CUDA_CACHED_BYTES=40000", "-DTP_CUDA_SUM_FLOATS=512"]
 
 
 # Of the build that looks for races, of the kernels alone: gcc's hooks at each access, and no libtsan behind them.

@@ -177,11 +177,11 @@ def test_wgmma_is_built_for_the_gpu_that_has_it():
         assert sum("code=sm_90" in word for word in told) == 1 and sum("code=sm_" in word for word in told) == 4
         alone = setup_py(ask.format(source), TERAPIPE_CUDA_ARCHS="90").stdout.split()
         assert [word for word in alone if "gencode" in word] == [f"-gencode=arch=compute_{name},code=sm_{name}"]
-    includes = {p.stem for p in (ROOT / "cuda").glob("*.cu") if re.search("wgmma.h|attention_ring.h", p.read_text())}
+    includes = {p.stem for p in (ROOT / "cuda").glob("*.cu") if "wgmma.h" in p.read_text()}
     assert includes == set(hopper)
 
 
-@pytest.mark.parametrize("stem, kernels", [("attention_wgmma", 12), ("attention_ring", 6), ("attention_ring_backward", 10)])
+@pytest.mark.parametrize("stem, kernels", [("attention_wgmma", 5), ("attention_ring", 4), ("attention_ring_backward", 6)])
 def test_no_product_of_a_warpgroup_is_serialized(stem, kernels):
     """ptxas tells of it (C7510 to C7520), and goes on: products wait for each other, or for fences that it adds."""
     logs = list(ROOT.glob(f"build/temp*/cuda/{stem}.ptxas"))
