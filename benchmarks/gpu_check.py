@@ -78,11 +78,6 @@ class Question:
     well, and else an empty one. Its failure means nothing."""
     otherwise: dict[str, str] | None = None
     """The environment in which it is asked again where it failed and time is left: its failure stays one, but `again` answers."""
-    spare: float | None = None
-    """Of speed: so much of what those before it have left it may take besides, None as much as its deadline once more. With
-    a deadline of 0 it is asked in such time alone."""
-    after: str | None = None
-    """Asked only where this one, if it was to be asked, was answered."""
 
 
 def share(mine: float, waiting: int, least: float) -> float:
@@ -394,7 +389,7 @@ class Check:
 
     def put(self, q: Question, until: float, spare: float = 0.0) -> None:
         """spare: what others have left of their time; some of it may be had besides."""
-        whole = q.seconds + min(max(spare, 0.0), q.seconds if q.spare is None else q.spare)
+        whole = q.seconds + min(max(spare, 0.0), q.seconds)
         record = self.asked(q, min(whole, until - time.monotonic(), self.left()))
         self.keep(q, record)
         if record["ok"] or record["why"] == NOT_ASKED or q.otherwise is None:
@@ -459,9 +454,6 @@ class Check:
         self.caches = warming.caches
         speed = [q for q in self.chosen if q.order >= SPEED]
         for i, q in enumerate(speed):
-            if q.after in {one.name for one in self.chosen} and not self.result["questions"][q.after]["ok"]:
-                self.keep(q, {"ok": False, "why": f"no answer to {q.after!r}", "seconds": 0.0})
-                continue
             self.put(q, math.inf, self.left() - sum(one.seconds for one in speed[i:]))
         self.ask_again(right, math.inf)
 

@@ -189,8 +189,7 @@ QUESTIONS = [Question("right", 20, lambda: {"headline": "seven", "n": 7}, 10), Q
              Question("hangs", 3.2, hang, 40), Question("fast", 20, lambda: [], 41), Question("slow", 3.5, slow, 42),
              Question("stray", 3.2, stray, 43), Question("odd", 20, odd, 44),
              Question("graphs", 20, graphs, 45, otherwise={"GRAPHS": "0"}),
-             Question("never", 20, lambda: 1 / 0, 46, otherwise={"GRAPHS": "0"}),
-             Question("after", 0, lambda: {"headline": "left over"}, 47, spare=20, after="wrong")]
+             Question("never", 20, lambda: 1 / 0, 46, otherwise={"GRAPHS": "0"})]
 '''
 
 
@@ -272,14 +271,6 @@ def test_a_slow_one_has_what_others_left(checkout):
     assert check(checkout, "--only", "slow")[1]["questions"]["slow"]["ok"]
     late = check(checkout, "--only", "slow", "--seconds", "3.4")[1]["questions"]["slow"]
     assert not late["ok"] and late.get("deadline_s", 0.0) <= 3.4
-
-
-def test_what_others_left_is_for_what_else_may_be_asked(checkout):
-    assert check(checkout, "--only", "after")[1]["questions"]["after"]["answer"] == {"headline": "left over"}
-    no_time = check(checkout, "--only", "after", "--seconds", "3")[1]
-    assert no_time["questions"]["after"]["why"] == "no time was left" and no_time["not_asked"] == ["after"]
-    ran, result = check(checkout, "--only", "after", "wrong")
-    assert ran.returncode == 1 and result["questions"]["after"]["why"] == "no answer to 'wrong'"
 
 
 def test_what_cannot_be_loaded_or_written_leaves_the_others(checkout):

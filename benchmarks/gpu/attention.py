@@ -2,16 +2,16 @@
 
 FLOPs are of the visible (query, key) pairs alone: T (T + 1) / 2 a head, 4 D each forward and 10 D backward (five products),
 whatever a kernel computes besides: ours pulls and computes 14 D. Random numbers; the device's clock; the median of the runs.
-cuDNN's forward as TERAPIPE_ATTENTION=cudnn asks for it has questions of its own; where it is not installed nothing is measured.
-So has wgmma, TERAPIPE_ATTENTION=wgmma, which runs on compute capability 9.0 alone: TERAPIPE_ATTENTION's default is to follow from
-what "attention speed" finds of both kernels in one run.
+On compute capability 9.0 ours is by wgmma, of which a shape chooses the kernel (cuda/attention_wgmma.cu); groups, as in
+tp_cuda_attention_force, asks for one. cuDNN's forward is measured by PyTorch's call on whole sequences, and on our slices as
+TERAPIPE_ATTENTION=cudnn asks for it, with a question of its own to whether it is right; where it is not installed, not.
 """
 
 import os
 import statistics
 
 import numpy as np
-from gpu_check import Question, small, so_far
+from gpu_check import Question, in_time, small, so_far
 
 F32, BF16 = 0, 1
 BOUNDS = {F32: 1e-5, BF16: 3e-3}
@@ -62,6 +62,8 @@ class Sequence:
             self.call(False, rows, at, groups)
 
     def run(self, slices, groups=0):
+        for array in (self.o, self.lse, self.delta, self.dqkv):
+            array.fill_(float("nan"))  # what is not written shows
         self.forward(slices, groups)
         self.backward(slices, groups)
         return [x.clone() for x in (self.o, self.lse, self.delta, self.dqkv)]
@@ -106,28 +108,35 @@ def bound(row):
     return BOUNDS[F32] if row["dtype"] == "f32" else 4e-3 if few else BOUNDS[BF16]
 
 
+def errors(got, want):
+    """Of (o, lse, delta, dqkv), relative to (o, lse, dqkv) in float64."""
+    o, lse, _, grads = got
+    pairs = {"o": (o, want[0]), "lse": (lse, want[1])}
+    pairs |= {name: (grads[:, :, i], want[2][:, :, i]) for i, name in enumerate(("dq", "dk", "dv"))}
+    return {name: float((left.double() - right.double()).norm() / right.double().norm()) for name, (left, right) in pairs.items()}
+
+
 def right(kernels=((BF16, 1), (BF16, 2), (F32, 0)), wgmma=False):
     """Every tile, both types, ragged slices, against float64; fails above 3e-3 (bf16; of few numbers 4e-3) or 1e-5 (fp32)."""
     found = []
     for B, H, D, slices in [(1, 1, 64, [1, 40])] if small() else SHAPES:
         for dtype, groups in kernels:
             sequence = Sequence(dtype, B, H, D, sum(slices), seed=len(found), wgmma=wgmma)
-            o, lse, _, grads = sequence.run(slices, groups)
             row = {"batch": B, "heads": H, "head_dim": D, "slices": slices, "dtype": ["f32", "bf16"][dtype], "groups": groups,
                    "wgmma": wgmma}  # fmt: skip
-            want_o, want_lse, want_grads = sequence.wanted()
-            pairs = {"o": (o, want_o), "lse": (lse, want_lse)}
-            pairs |= {name: (grads[:, :, i], want_grads[:, :, i]) for i, name in enumerate(("dq", "dk", "dv"))}
-            for name, (got, want) in pairs.items():
-                row[name] = float((got.double() - want).norm() / want.norm())
-            found.append(row)
+            found.append(row | errors(sequence.run(slices, groups), sequence.wanted()))
             so_far(found)
+    return {"headline": f"worst error {worst_of(found)}", "shapes": found}
+
+
+def worst_of(found):
+    """In words, of rows with errors; fails where one is above its bound."""
     wrong = [(name, row) for row in found for name in ("o", "lse", "dq", "dk", "dv")
              if not row[name] <= (1e-5 if name == "lse" else bound(row))]  # fmt: skip
     assert not wrong, wrong
-    worst = {kind: max(row[n] for row in found if row["dtype"] == kind for n in ("o", "dq", "dk", "dv"))
-             for kind in ("bf16", "f32") if kind in {row["dtype"] for row in found}}  # fmt: skip
-    return {"headline": "worst error " + ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items()), "shapes": found}
+    kinds = [kind for kind in ("bf16", "f32") if kind in {row["dtype"] for row in found}]
+    worst = {kind: max(row[n] for row in found if row["dtype"] == kind for n in ("o", "dq", "dk", "dv")) for kind in kinds}
+    return ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items())
 
 
 def bits(T=1024, H=4, many=10, wgmma=False):
@@ -136,14 +145,16 @@ def bits(T=1024, H=4, many=10, wgmma=False):
     T, H, many = (136, 1, 1) if small() else (T, H, many)
     for dtype, D in ((BF16, 64), (BF16, 128), (BF16, 80), (F32, 64))[: 1 if small() else 3 if wgmma else 4]:
         sequence = Sequence(dtype, 2, H, D, T, wgmma=wgmma)
-        want = sequence.run([T], 1)
+        want = {1: sequence.run([T], 1)}
+        want |= dict.fromkeys((2, 3), sequence.run([T], 2) if wgmma and D <= 64 else want[1])  # tiles of 128 keys
         half = T // 2
-        cuts = [[T], [T // 4] * 4, [64] * (T // 64), [T - 1, 1], [1, T - 1], [half - 37, 5, half + 32], [T // 9] * 9 + [T % 9]]
+        cuts = [[T], [T // 4] * 4, [64] * (T // 64) + [T % 64], [T - 1, 1], [1, T - 1], [half - 37, 5, half + 32],
+                [T // 9] * 9 + [T % 9]]  # fmt: skip
         for slices in cuts:
             slices = [s for s in slices if s]
-            for groups in (0,) if dtype == F32 else (1, 2):
+            for groups in (1,) if dtype == F32 else (1, 2, 3) if wgmma else (1, 2):
                 for _ in range(many if len(slices) < 8 else 1):
-                    assert same(sequence.run(slices, groups), want), (dtype, D, slices, groups)
+                    assert same(sequence.run(slices, groups), want[groups]), (dtype, D, slices, groups)
         found.append({"dtype": ["f32", "bf16"][dtype], "head_dim": D, "slicings": len(cuts), "equal": True})
         so_far(found)
     return {"headline": f"equal over {sum(f['slicings'] for f in found)} slicings", "found": found}
@@ -200,40 +211,88 @@ def rates(B, H, D, T, forward_s, backward_s):
 
 
 def speed():
-    """16384 tokens in sequences of 2k to 8k: ours in slices of 256 to 1024 and whole, cuDNN and flash on whole sequences."""
+    """16384 tokens in sequences of 2k to 8k, ours in slices of 256 to 1024 and whole, as a share of cuDNN's on whole sequences and,
+    forward, on the same slices."""
     import torch
 
-    found, tokens = [], 64 if small() else 16384
+    found, tokens, wgmma = [], 64 if small() else 16384, not no_wgmma()
     for D, H in ((64, 1), (16, 2)) if small() else ((64, 32), (128, 16)):
         for T in (32,) if small() else (2048, 4096, 8192):
-            B = tokens // T
-            row = {"batch": B, "heads": H, "head_dim": D, "tokens": T, "ours": {}, "peers": {}}
-            sequence = Sequence(BF16, B, H, D, T)
-            for size in (16, T) if small() else (256, 512, 1024, T):
-                slices = [size] * (T // size)
-                for groups in (1, 2) if D == 64 and size >= 512 else (0,):
-                    sequence.run(slices, groups)
-                    times = [clock(lambda call=call, s=slices, g=groups: call(s, g)) for call in
-                             (sequence.forward, sequence.backward)]  # fmt: skip
-                    row["ours"][f"slices of {size}" + (f", groups {groups}" if groups else "")] = rates(B, H, D, T, *times)
-            del sequence
-            for name, forward, backward in peers(B, H, D, T):
-                try:
-                    row["peers"][name] = rates(B, H, D, T, clock(forward), clock(backward)) if backward else {"why_not": forward}
-                except RuntimeError as error:
-                    row["peers"][name] = {"why_not": str(error).splitlines()[0]}
+            shape, sizes = (tokens // T, H, D, T), [16, T] if small() else [256, 512, 1024, T]
+            row = dict(zip(("batch", "heads", "head_dim", "tokens"), shape, strict=True))
+            row |= {"kernels": "wgmma" if wgmma else "mma.sync", "ours": sliced(shape, sizes, wgmma), "peers": whole(shape)}
+            if wgmma:
+                row["mma.sync"] = sliced(shape, sizes[-2:], False)
             torch.cuda.empty_cache()
-            for part in ("forward", "both"):
-                best = max((p[f"{part}_tflops"] for p in row["peers"].values() if f"{part}_tflops" in p), default=None)
-                row[f"{part}_of_best_peer"] = {k: round(r[f"{part}_tflops"] / best, 3) for k, r in row["ours"].items() if best}
+            if "both_tflops" in (cudnn := row["peers"]["cudnn"]):
+                row["of_cudnn_whole"] = {name: {part: round(rate[f"{part}_tflops"] / cudnn[f"{part}_tflops"], 3)
+                                                for part in ("forward", "both")} for name, rate in row["ours"].items()}  # fmt: skip
             found.append(row)
-            so_far(found)
-    by_wgmma = wgmma_speed(found)
-    ours = [max(row["ours"].values(), key=lambda r: r["both_tflops"]) for row in found]
-    shares = [share for row in found for name, share in row["both_of_best_peer"].items() if "groups 1" not in name]
-    forward, backward = (max(r[f"{part}_tflops"] for r in ours) for part in ("forward", "backward"))
-    return {"headline": f"up to {forward:.0f} forward, {backward:.0f} backward TFLOP/s; {min(shares, default=0):.2f} to "
-                        f"{max(shares, default=0):.2f} of the best peer (goal 0.9); {by_wgmma}", "shapes": found}  # fmt: skip
+            so_far({"headline": said(found), "shapes": found})
+    told = {"headline": said(found), "shapes": found, "cudnn": no_cudnn()}
+    for row in found if not told["cudnn"] else ():  # last, since plans may take long to make
+        same_slices(row)
+        told["headline"] = said(found)
+        so_far(told)
+    return told
+
+
+def sliced(shape, sizes, wgmma):
+    """Rates of ours in slices of each size."""
+    sequence, told = Sequence(BF16, *shape, wgmma=wgmma), {}
+    for size in sizes:
+        slices = [size] * (shape[3] // size)
+        sequence.run(slices)
+        times = [clock(lambda call=call, s=slices: call(s)) for call in (sequence.forward, sequence.backward)]
+        told[f"slices of {size}"] = rates(*shape, *times)
+    return told
+
+
+def whole(shape):
+    """Rates of the peers, or why one has none."""
+    told = {}
+    for name, forward, backward in peers(*shape):
+        try:
+            told[name] = rates(*shape, clock(forward), clock(backward)) if backward else {"why_not": forward}
+        except RuntimeError as error:
+            told[name] = {"why_not": str(error).splitlines()[0]}
+    return told
+
+
+def same_slices(row):
+    """Into the row, cuDNN's forward on our slices, the longest first, each with a plan of its own; as far as there is time."""
+    shape = B, H, D, T = [row[name] for name in ("batch", "heads", "head_dim", "tokens")]
+    its, flops = Provided(BF16, *shape), 2e-12 * D * B * H * T * (T + 1)
+    row["cudnn_slices"], row["of_cudnn_same_slices"] = rate, share = {}, {}
+    for name, ours in reversed(row["ours"].items()):
+        size = int(name.split()[-1])
+        for context in range(0, T, size):
+            if in_time() < 5.0:
+                row["cudnn_told"] = f"no time was left for {name}"
+                return
+            try:
+                its.call(True, size, context)
+            except RuntimeError as error:
+                row["cudnn_told"] = str(error).splitlines()[0]
+                return
+        seconds = clock(lambda s=size: its.forward([s] * (T // s)), 7)
+        rate[name], share[name] = round(flops / seconds, 1), round(seconds / ours["forward_s"], 3)
+    row["cudnn_told"] = its.told
+
+
+def said(found):
+    """The headline: of slices, not of whole sequences."""
+    def span(shares):
+        return f"{min(shares):.2f} to {max(shares):.2f}" if (shares := list(shares)) else "(not measured)"
+
+    parts = [(row, name) for row in found for name in row["ours"] if name != f"slices of {row['tokens']}"]
+    forward, both = (span(row["of_cudnn_whole"][name][part] for row, name in parts if "of_cudnn_whole" in row)
+                     for part in ("forward", "both"))  # fmt: skip
+    same = span(row["of_cudnn_same_slices"][name] for row, name in parts if name in row.get("of_cudnn_same_slices", {}))
+    best = [max(rate[f"{part}_tflops"] for row in found for rate in row["ours"].values()) for part in ("forward", "backward")]
+    return (f"{found[0]['kernels']} in slices of 256 to 1024: {forward} of cuDNN's speed forward and {both} of both on whole "
+            f"sequences (goal 0.9), {same} forward on the same slices; up to {best[0]:.0f} forward, {best[1]:.0f} backward "
+            "TFLOP/s")  # fmt: skip
 
 
 # ---- wgmma ----------------------------------------------------------------------------------------------------------------------
@@ -247,62 +306,42 @@ def no_wgmma():
     return "" if (major, minor) == (9, 0) else f"compute capability {major}.{minor} has no wgmma"
 
 
-def wgmma_speed(found):
-    """Into each row: the same slices by wgmma, beside the better of mma.sync's tiles; what went wrong costs no row the rest."""
-    if why := no_wgmma():
-        return f"wgmma not measured: {why}"
-    shares = []
-    for row in found:
-        B, H, D, T = (row[name] for name in ("batch", "heads", "head_dim", "tokens"))
-        row["wgmma"] = told = {}
-        try:
-            sequence = Sequence(BF16, B, H, D, T, wgmma=True)
-            for size in sorted({int(name.split()[2].strip(",")) for name in row["ours"]}):
-                slices = [size] * (T // size)
-                sequence.run(slices)
-                times = [clock(lambda call=call, s=slices: call(s)) for call in (sequence.forward, sequence.backward)]
-                others = [rate for name, rate in row["ours"].items() if name.split()[2].strip(",") == str(size)]
-                best = [min(rate[part] for rate in others) for part in ("forward_s", "backward_s")]
-                told[f"slices of {size}"] = rates(B, H, D, T, *times) | {
-                    "forward_of_mma": round(best[0] / times[0], 3), "backward_of_mma": round(best[1] / times[1], 3)}  # fmt: skip
-        except RuntimeError as error:
-            told["why_not"] = str(error).splitlines()[0]
-        shares += [(rate["forward_of_mma"], rate["backward_of_mma"]) for rate in told.values() if isinstance(rate, dict)]
+# D, heads, tokens: on both sides of where the kernel changes, by what is whole, half and in slices of 256.
+RULED = [(64, 2, 2048), (64, 2, 4096), (64, 2, 4352), (128, 16, 2048)]
+
+
+def ruled():
+    """As a shape asks, nothing forced: errors against float64, and equal bits over slicings that have other kernels."""
+    found = []
+    for D, H, T in [(64, 1, 40), (72, 1, 40)] if small() else RULED:
+        sequence, half = Sequence(BF16, 1, H, D, T, wgmma=True), T // 2
+        want, cuts = sequence.run([T]), [[half] * 2, [half - 7, 5, half + 2], [T // 8] * 8, [1, T - 1], [256] * (T // 256)]
+        row = {"batch": 1, "heads": H, "head_dim": D, "slices": [T], "dtype": "bf16"} | errors(want, sequence.wanted())
+        for slices in cuts if T >= 256 else cuts[:-1]:
+            assert same(sequence.run(slices), want), (D, H, T, slices)
+        found.append(row)
         so_far(found)
-    if not shares:
-        return f"wgmma: {found[0]['wgmma'].get('why_not', 'nothing measured')}"
-    forward, backward = zip(*shares, strict=True)
-    return (f"wgmma has {min(forward):.2f} to {max(forward):.2f} of mma.sync's speed forward, {min(backward):.2f} to "
-            f"{max(backward):.2f} backward")  # fmt: skip
+    return {"headline": f"worst error {worst_of(found)}, equal over slicings", "shapes": found}
 
 
 def wgmma_right():
-    """Attention by wgmma against float64, its bits over slicings, again and again, and a small model trained with it, by graphs."""
+    """Attention by wgmma, each kernel and as shapes choose, against float64; bits over slicings; a small model trained by it."""
     if why := no_wgmma():
         return {"headline": f"not measured: {why}"}
-    told = {"kernels": right([(BF16, 1), (BF16, 2)], wgmma=True)}
+    told = {"kernels": right([(BF16, 1), (BF16, 2), (BF16, 3)], wgmma=True)}
     so_far(told)
     told["bits"] = bits(wgmma=True)
     so_far(told)
-    (its, caveats), (again, _), (ours, _) = losses("wgmma"), losses("wgmma"), losses("own")
-    told |= {"losses": {"wgmma": its, "again": again, "ours": ours}, "caveats": caveats}
+    told["by shape"] = ruled()
     so_far(told)
-    assert its == again and np.allclose(its, ours, rtol=3e-3), told
-    assert len(caveats) == 1 and "attention is computed by wgmma" in caveats[0], caveats
-    return told | {"headline": f"{told['kernels']['headline']}; {told['bits']['headline']}; losses as by mma.sync"}
-
-
-def wgmma_training(size):
-    def answer():
-        if why := no_wgmma():
-            return {"headline": f"not measured: {why}"}
-        from gpu.training import trained
-
-        os.environ["TERAPIPE_ATTENTION"] = "wgmma"
-        return trained(size)
-
-    answer.__doc__ = f"A training step of GPT-2 {size} with attention by wgmma, in time that others have left: TFLOP/s."
-    return answer
+    (its, caveats), (again, _), (mma, of_mma) = losses("wgmma"), losses("wgmma"), losses("mma")
+    told |= {"losses": {"wgmma": its, "again": again, "mma": mma}, "caveats": caveats, "caveats by mma.sync": of_mma}
+    so_far(told)
+    assert its == again and np.allclose(its, mma, rtol=3e-3), told
+    assert not [one for one in caveats if "attention" in one], caveats
+    assert any("by mma.sync, as TERAPIPE_ATTENTION asks" in one for one in of_mma), of_mma
+    heads = told["kernels"]["headline"], told["bits"]["headline"], f"by shape {told['by shape']['headline']}"
+    return told | {"headline": f"{'; '.join(heads)}; losses as by mma.sync"}
 
 
 # ---- cuDNN's forward, as the package asks for it: by its C backend API, on slices whose keys lie in their context --------------
@@ -350,14 +389,12 @@ def cudnn_kernels():
     for B, H, D, slices in [(1, 1, 64, [1, 40])] if small() else SHAPES:
         its, ours = (kind(BF16, B, H, D, sum(slices), seed=len(found)) for kind in (Provided, Sequence))
         row = {"batch": B, "heads": H, "head_dim": D, "slices": slices, "dtype": "bf16"}
-        o, lse, _, grads = first = its.run(slices)
+        o, lse, *_ = first = its.run(slices)
         row["the same again"], row["told"] = same(its.run(slices), first), its.told
         own_o, own_lse, *_ = ours.run(slices)
-        want_o, want_lse, want_grads = its.wanted()
-        pairs = {"o": (o, want_o), "lse": (lse, want_lse), "o beside ours": (o, own_o), "lse beside ours": (lse, own_lse)}
-        pairs |= {name: (grads[:, :, i], want_grads[:, :, i]) for i, name in enumerate(("dq", "dk", "dv"))}
-        for name, (got, want) in pairs.items():
-            row[name] = float((got.double() - want.double()).norm() / want.double().norm())
+        row |= errors(first, its.wanted())
+        for name, got, want in (("o", o, own_o), ("lse", lse, own_lse)):
+            row[f"{name} beside ours"] = float((got.double() - want.double()).norm() / want.double().norm())
         found.append(row)
         so_far(found)
     return found
@@ -398,35 +435,13 @@ def cudnn_right():
 
 
 def cudnn_speed():
-    """The forward of 16384 tokens in sequences of 2048: cuDNN's on slices of 1024 and whole, beside ours; GPT-2 124M with it."""
+    """GPT-2 124M with cuDNN's forward of attention; how fast that is beside ours "attention speed" says."""
     if why := no_cudnn():
         return {"headline": f"not measured: {why}"}
-    found, tokens = [], 64 if small() else 16384
-    for D, H in ((64, 1), (16, 2)) if small() else ((64, 32), (128, 16)):
-        T = 32 if small() else 2048
-        B = tokens // T
-        flops = 4.0 * D * B * H * T * (T + 1) / 2
-        its, ours = Provided(BF16, B, H, D, T), Sequence(BF16, B, H, D, T)
-        row = {"batch": B, "heads": H, "head_dim": D, "tokens": T}
-        for size in (T // 2, T):
-            slices = [size] * (T // size)
-            its.forward(slices)  # plans are made
-            ours.forward(slices)
-            seconds = [clock(lambda call=call, s=slices: call(s), 7) for call in (its.forward, ours.forward)]
-            rates = [round(1e-12 * flops / s, 1) for s in seconds]
-            row[f"slices of {size}"] = {"cudnn_s": seconds[0], "ours_s": seconds[1], "cudnn_tflops": rates[0],
-                                        "ours_tflops": rates[1], "ours_of_cudnn": round(seconds[0] / seconds[1], 3)}  # fmt: skip
-        row["told"] = its.told
-        found.append(row)
-        so_far(found)
-    shares = [part["ours_of_cudnn"] for row in found for part in row.values() if isinstance(part, dict)]
-    head = f"our forward has {min(shares):.2f} to {max(shares):.2f} of the speed of cuDNN's"
-    so_far({"headline": head, "shapes": found})
     from gpu.training import trained
 
     os.environ["TERAPIPE_ATTENTION"] = "cudnn"
-    step = trained("124M", lambda steps: so_far({"headline": head, "shapes": found, "training": steps}))
-    return {"headline": f"{head}; with cuDNN's, GPT-2 124M: {step['headline']}", "shapes": found, "training": step}
+    return trained("124M")
 
 
 QUESTIONS = [
@@ -436,6 +451,4 @@ QUESTIONS = [
     Question("attention speed", 35, speed, order=46),
     Question("cudnn right", 60, cudnn_right, order=27),
     Question("cudnn speed", 15, cudnn_speed, order=63),
-    *(Question(f"training {size}, wgmma", 0, wgmma_training(size), order=64 + i, spare=seconds, after="wgmma right")
-      for i, (size, seconds) in enumerate({"124M": 20, "1558M": 45, "774M": 25, "350M": 20}.items())),
 ]
