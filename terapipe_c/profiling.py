@@ -296,6 +296,8 @@ class _Sampler:
         for phases in found.values():
             for rows in phases.values():
                 rows.sort()
+        if self.backend.name != "cpu" and "W" in found["head"]:
+            found["head"]["W"] = found["head"]["W"][-1:]     # one product for a batch: no micro-batch pays for the weight again
         return {kind: {phase: rows for phase, rows in phases.items()
                        if kind in ("attention", "ffn") or any(seconds > NOTHING_S for *_, seconds in rows)}
                 for kind, phases in found.items()}
@@ -373,6 +375,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
 
 
 MOST_REPEATS = 40
+GPU_HEAD_TILE = 8192     # TP_CUDA_HEAD_TILE of cuda/stage.h: with more rows W would be timed for the last ones alone, F for others'
 EXCHANGE_BYTES, LENT_BYTES = 16 << 20, 256 << 10     # of messages that are timed
 MOST_SEQUENCES, MOST_SECONDS = 1 << 16, 1e6     # of a micro-batch, of a profile: beyond, a slip
 
@@ -385,7 +388,8 @@ def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float)
     def cut(rows: int) -> list[tuple[int, list[int]]]:
         return [(1, _head_slicing(rows))]
 
-    rows = min(seq_len, 96)
+    most = seq_len if sampler.backend.name == "cpu" else min(seq_len, GPU_HEAD_TILE)
+    rows = min(most, 96)
     runs = 0
     for _ in range(2):
         begin = time.monotonic()
@@ -398,11 +402,12 @@ def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float)
     row = sum(seconds for (kind, *_), _, seconds in sampler.samples if kind in ("embedding", "head")) / (rows * runs)
     fixed = max(0.0, spent - row * rows)            # the layer's work and the update
     left = 0.5 * (end - time.monotonic()) - around
-    while rows < seq_len and 1.3 * (fixed + row * min(seq_len, 2 * rows)) < left:
-        rows = min(seq_len, 2 * rows)
+    while rows < most and 1.3 * (fixed + row * min(most, 2 * rows)) < left:
+        rows = min(most, 2 * rows)
     slicing = cut(rows)
     spent = fixed + row * rows
-    if rows == seq_len and rows > 96 and 3 * spent < left:
+    fits = sampler.backend.name == "cpu" or 2 * rows <= GPU_HEAD_TILE
+    if rows == seq_len and rows > 96 and 3 * spent < left and fits:
         slicing.append((1, [rows]))                 # the whole sequence as one slice
         spent += row * rows
     sampler.run(replace(model, n_layer=1, block_size=rows), slicing, max(1, min(MOST_REPEATS, int(left / spent))), kinds)

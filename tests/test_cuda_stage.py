@@ -13,6 +13,7 @@ import terapipe_c as tp
 from terapipe_c import _core, profiling
 from terapipe_c.backend import Backend
 from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
+from terapipe_c.planning.judge import Judge
 
 RAGGED = [1, 1, 62, 5]
 # Relative to each tensor, in its norm. bf16 rounds every activation to 8 bits (2^-9 = 0.2 %), some ten times on the way
@@ -505,3 +506,36 @@ def test_a_profile_of_a_gpu_says_so_and_its_plans_are_a_gpus():
     assert (plan.backend, plan.dtype) == ("cuda", "bf16")
     work = costs.durations(partition=[(0, 4)], slicing=[(1, [4, 12]), (1, [16])])["W"]
     assert work[0, 1] == 0 < work[0, 0] and work[0, 0] == pytest.approx(work[0, 2], rel=0.2)
+
+
+def test_weight_gradients_of_a_gpu_are_of_whole_micro_batches_whatever_the_slices():
+    """Their products are one a micro-batch: what one costs besides its rows is paid once. In C as in Python."""
+    line = {phase: [(n, n, 0, 1e-4 + 1e-6 * n) for n in (8, 16, 32)] for phase in "FIW"}
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=64, block_size=32, tie_weights=False)
+    costs = tp.CostModel.from_measurements({"attention": line, "ffn": line, "head": line}, overhead_s=1e-6, model=model, seq_len=32,
+                                           micro_batch=2, backend="cuda", dtype="bf16")
+    slicing = ((1, (16, 16)), (1, (32,)), (1, (1, 1, 30)), (2, (8, 24)))
+    W = costs.durations(partition=[(0, 3), (3, 6)], slicing=slicing)["W"]
+    each = costs.block_seconds("ffn", "W", 32), costs.block_seconds("ffn", "W", 32, 0, 2)
+    for stage, blocks in enumerate((2, 3)):
+        right = [blocks * each[0] + 2e-6, 0, blocks * each[0] + 1e-6, blocks * each[0] + 3e-6, 0, 0, blocks * each[1] + 2e-6, 0]
+        assert W[stage] == pytest.approx(right)
+    judge = Judge(model, costs, 2, 1, None)
+    found = judge.judge("1f1b", ((0, 3), (3, 6)), slicing)
+    assert found.seconds == pytest.approx(judge.lowered(found).simulate(judge.full_durations(found)).makespan_s, rel=1e-12)
+
+
+def test_a_profile_of_a_gpu_asks_for_no_more_rows_than_the_head_takes_at_once(monkeypatch):
+    """Of more W would take the last ones alone, and some F the others."""
+    asked, run = [], profiling._Sampler.run
+
+    def told(self, model, slicing, repeats, kinds):
+        asked.append(sum(b * sum(lengths) for b, lengths in slicing) if "head" in kinds else 0)
+        return run(self, model, slicing, repeats, kinds)
+
+    monkeypatch.setattr(profiling._Sampler, "run", told)
+    monkeypatch.setattr(profiling, "GPU_HEAD_TILE", 64)     # the emulator's
+    costs = tp.profile(tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=128), backend="cuda", budget_s=1.5)
+    assert max(asked) == 64
+    curve = costs.curves["head", "W"]                     # of one product: half of its rows are half of it
+    assert len(curve.rows) == 2 and abs(curve.seconds[0]) < 1e-12 < curve.seconds[1]

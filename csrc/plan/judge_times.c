@@ -127,17 +127,26 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
     }
 }
 
-/* Put the seconds of all W of a micro-batch to its first slice. */
+/* W of a micro-batch is made with its first slice, of all its rows at once. */
 static void
 gather_weights(const tp_judge *judge, const tp_candidate *c, int64_t units)
 {
-    for (int k = 0; k < judge->stages; k++) {
-        double *w = table_of(judge, W) + k * units;
-        for (int32_t q = 0; q < c->micros; w += c->slices[q++])
-            for (int32_t s = 1; s < c->slices[q]; s++) {
-                w[0] += w[s];
-                w[s] = 0.0;
-            }
+    const tp_cost *cost = judge->asked.costs.cost;
+    const int32_t *length = c->lengths;
+    int64_t unit = 0;
+    for (int32_t q = 0; q < c->micros; unit += c->slices[q++]) {
+        double total = 0.0, seconds[TP_BLOCK_KINDS];
+        for (int32_t s = 0; s < c->slices[q]; s++)
+            total += *length++;
+        for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
+            seconds[kind] = tp_cost_seconds(&cost->curve[kind][TP_COST_W], total, 0.0, c->batches[q]);
+        for (int k = 0; k < judge->stages; k++) {
+            double *w = table_of(judge, W) + k * units + unit;
+            memset(w, 0, (size_t)c->slices[q] * sizeof *w);
+            w[0] = c->slices[q] * cost->overhead_s;
+            for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
+                w[0] += judge->blocks[k * TP_BLOCK_KINDS + kind] * seconds[kind];
+        }
     }
 }
 
