@@ -274,8 +274,8 @@ tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op,
 {
     lt_heuristic found[MOST_ASKED];
     int pins = one_sum(gemm, op), count = 0;
-    int wanted = pins || gemm->refusals > 0 ? MOST_ASKED : tp_gemm_ragged(op) ? RAGGED_CANDIDATES
-                                                       : seconds ? gemm->options.candidates : 1;
+    int timed = seconds ? gemm->options.candidates : 1, least = tp_gemm_ragged(op) ? RAGGED_CANDIDATES : 1;
+    int wanted = pins || gemm->refusals > 0 ? MOST_ASKED : timed > least ? timed : least;
     *out = NULL;
     plan *p = calloc(1, sizeof *p);
     if (!p)

@@ -281,6 +281,23 @@ def test_candidates_are_timed_and_change_nothing(each):
         case.check()
 
 
+def test_of_ragged_products_as_many_are_timed_as_are_asked_for(cuda, refuse):
+    """64 deep or 40; the emulator offers twelve algorithms."""
+    refuse(LATE_PIN)
+    calls = [ctypes.c_int64() for _ in range(3)]
+
+    def products():
+        cuda_emu.library().tp_emu_cublaslt_calls(*map(ctypes.byref, calls))
+        return calls[1].value
+
+    ran = []
+    for n_in, candidates in ((64, 12), (40, 12), (40, 3)):
+        before = products()
+        Case(LINEAR, BF16, NONE, 7, n_in, 24).run(cuda, candidates=candidates)
+        ran.append(products() - before)
+    assert ran[0] == ran[1] > ran[2], ran
+
+
 @pytest.mark.parametrize(("kind", "epilogue"), [op for op in ALL if op[0] != LINEAR_W])
 def test_a_row_does_not_depend_on_how_many_there_are(each, kind, epilogue):
     """The stand-in's property, and what `reproducible` asks of the real one: the plan comes from 2048 rows."""
