@@ -243,6 +243,8 @@ def _attention(index: int) -> Finding:
 
     asked = os.environ.get("TERAPIPE_ATTENTION")
     told = f", as TERAPIPE_ATTENTION={asked} asks" if asked in ("mma", "wgmma") else ""
+    if asked == "cudnn":
+        told = "; where reproducible=False the forward is cuDNN's, as TERAPIPE_ATTENTION=cudnn asks"
     try:
         kernel = cuda.attention_kernel(index)
     except (ExecutionError, InvalidValueError) as error:
@@ -286,7 +288,8 @@ def _gpus() -> Iterator[Finding]:
             "" if right else "backend 'cuda' needs compute capability 8.0 (Ampere) or newer",
         )
     for device in cuda.devices():
-        yield _attention(device.index)
+        if device.capability[0] >= 8:
+            yield _attention(device.index)
     for library in found.libraries:
         usable = library.version != ""
         needed = bool(found.driver) and (library.name != "cuDNN" or os.environ.get("TERAPIPE_ATTENTION") == "cudnn")

@@ -266,6 +266,19 @@ def test_the_emulated_module_takes_its_place(emulated, module_is, tmp_path):
     assert "emulated GPU" in rows["GPU 0"].value
 
 
+def test_doctor_tells_of_attention_where_a_gpu_can_be_used(emulated, module_is, tmp_path, monkeypatch):
+    module_is(emulated.__file__)
+    monkeypatch.setenv("TERAPIPE_ATTENTION", "cudnn")
+    row = {row.name: row for row in doctor.examine(tmp_path)}["attention of GPU 0"]
+    assert row.value == "by wgmma; where reproducible=False the forward is cuDNN's, as TERAPIPE_ATTENTION=cudnn asks"
+    emulated.emu_machine(major=7, minor=5)
+    try:
+        rows = {row.name: row for row in doctor.examine(tmp_path)}
+    finally:
+        emulated.emu_machine()
+    assert rows["GPU 0"].status == "note" and "attention of GPU 0" not in rows
+
+
 @pytest.mark.parametrize(
     ("machine", "message"),
     [
