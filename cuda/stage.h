@@ -12,7 +12,8 @@
  * Graphs. What a call does follows from its arguments alone, so that a graph may stand for it. This holds of stages with versions
  * of their weights too, as each micro-batch reads the same version in every step (csrc/stage/versions.c). Such stages update after
  * every micro-batch, outside the graphs and without the host's waiting: the device clips, or refuses, by what it has measured.
- * For them read "micro-batch" for "batch" above: the head's tiles begin with it, and embedding rows wait for its update.
+ * For them read "micro-batch" for "batch" above: the head's tiles begin with it (their last, too, is taken in F), and embedding rows
+ * wait for its update.
  *
  * Padding. The vocabulary's weight and logits have rows padded with zeros to a multiple of 64, as products like whole tiles. */
 #ifndef TP_CUDA_STAGE_H
