@@ -83,22 +83,21 @@ def invariance():
     return found | {"headline": f"equal over {len(found)} slicings"}
 
 
-def plan_of(model, slicing, ranks=1, schedule="one_f_one_b", apart=False):
+def plan_of(model, slicing, ranks=1, schedule="one_f_one_b"):
     """(program, partition) of engine_of."""
     import terapipe_c as tp
     from terapipe_c.partition import even_partition
 
     program = getattr(tp.schedules, schedule)(ranks, len(slicing), [len(n) for _, n in slicing])
-    program = (program.split() if apart else program).lower(ranks > 1 and model.tie_weights)
-    return program, even_partition(model, ranks)
+    return program.lower(ranks > 1 and model.tie_weights), even_partition(model, ranks)
 
 
-def engine_of(model, slicing, ranks=1, schedule="one_f_one_b", dtype="bf16", apart=False, **device):
-    """apart: B as I and W, so that a gradient goes on before the weights' is made (at slice 0, of all slices)."""
+def engine_of(model, slicing, ranks=1, schedule="one_f_one_b", dtype="bf16", **device):
+    """(program, make(rank, ...) of an engine that runs it)."""
     from terapipe_c.backend import Backend
     from terapipe_c.engine import RankEngine
 
-    program, partition = plan_of(model, slicing, ranks, schedule, apart)
+    program, partition = plan_of(model, slicing, ranks, schedule)
 
     def make(rank, comm=None, **more):
         return RankEngine(model, partition, slicing, program, rank, comm, backend=Backend("cuda", dtype), **device, **more)
