@@ -100,7 +100,7 @@ def environment():
 
 
 def time_of(kind, dtype, epilogue, accumulate, rows, n_in, n_out, **options):
-    """{"tflops", "seconds", "how"} of one product, the best of eight algorithms unless told otherwise."""
+    """{"tflops", "seconds", "how"} of one product, the best of so many algorithms (8 unless told otherwise)."""
     import terapipe_c as tp
 
     options = {"repeats": 12, "candidates": 8} | options
