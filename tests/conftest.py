@@ -34,7 +34,7 @@ SHARING = [f"test_{name}" for name in """
     bad_arguments autopipe limits split cuda_progress reference recompute sched sched_timing stage zero_bubble
     baselines_published capi capture checkpoint_crashes config cuda_gemm cuda_order cudnn_plans data guests in_flight interop
     ladder layer_graph layering links long_slices nodes own_program package papers progress slicing_bound cuda_wgmma sliced
-    torch_csv types view zoo bmpipe_scale capture_data capture_functions capture_in_place dawnpiper_work
+    torch_csv types view zoo bmpipe_scale cuda_pipeline capture_data capture_functions capture_in_place dawnpiper_work
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 
