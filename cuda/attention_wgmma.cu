@@ -13,7 +13,7 @@
 
 /* Which kernel: warpgroups of a block that multiply, 64 rows each. By TFLOP/s on an H200 of every kernel, asked for by groups,
  * 16384 tokens in sequences of 2048 to 8192, in slices of 256 to 1024 and whole, 32 heads of D = 64 and 16 of D = 128
- * (2026-11-26; what the rule gives stands in benchmarks/results/h200-2026-11-26.json, question "attention speed").
+ * (2026-11-26, benchmarks/results/h200-2026-11-26-variants.json; what the rule gives: h200-2026-11-26.json, "attention speed").
  *
  * D above 64: two that do not load, but where blocks of one, of 64 rows, are no more than the SMs: by two half of these would
  * have no work. 8192 tokens in slices of 256: forward 348 by one and 296 by two, backward 265 and 234; of 512, twice the tiles:
