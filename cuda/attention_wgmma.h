@@ -26,6 +26,18 @@ clear(float *sums, int n)
         sums[i] = 0.0f;
 }
 
+/* This thread's two rows of lse (as exponents of two) and delta; rows that are not of the slice have none. */
+TP_DEVICE void
+load_statistics(float *less, float *delta, const tp_attention_args *a, int64_t stat, int first)
+{
+    TP_UNROLL
+    for (int i = 0; i < 2; i++) {
+        int t = first + 8 * i, mine = t >= a->first && t < a->last;
+        less[i] = mine ? TP_LD(a->lse + stat + t) * TP_ATTENTION_LOG2E : 0.0f;
+        delta[i] = mine ? TP_LD(a->delta + stat + t) : 0.0f;
+    }
+}
+
 /* The warp's products of what the barrier guards are over. */
 TP_DEVICE void
 ring_release(uint64_t *is_free)

@@ -12,9 +12,8 @@
 #include "cuda/gemm_algo.h"
 
 enum {
-    MAX_CANDIDATES = 32,
+    MAX_CANDIDATES = 32, /* and asked for of what takes any number of rows: the fastest for many may not */
     RAGGED_CANDIDATES = 8, /* at least, of what no algorithm may do well */
-    MOST_ASKED = 32,  /* for what takes any number of rows: the fastest for many may not */
     TIMED_RUNS = 4,   /* one behind the other: a product is shorter than the host takes to ask for it alone */
     TIMED_ROUNDS = 2,
     CANONICAL_ROWS = 2048 /* a reproducible handle's algorithm for so many is that for any: many, since small tiles cost a large
@@ -272,10 +271,10 @@ does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, gemm_way way, const lt_
 tp_status
 tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, gemm_way way, double *seconds, plan **out)
 {
-    lt_heuristic found[MOST_ASKED];
+    lt_heuristic found[MAX_CANDIDATES];
     int pins = one_sum(gemm, op), count = 0;
     int timed = seconds ? gemm->options.candidates : 1, least = tp_gemm_ragged(op) ? RAGGED_CANDIDATES : 1;
-    int wanted = pins || gemm->refusals > 0 ? MOST_ASKED : timed > least ? timed : least;
+    int wanted = pins || gemm->refusals > 0 ? MAX_CANDIDATES : timed > least ? timed : least;
     *out = NULL;
     plan *p = calloc(1, sizeof *p);
     if (!p)
@@ -291,7 +290,7 @@ tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op,
             best++;
         take(p, &found[best < count ? best : 0]);
         if (seconds)
-            status = pick(gemm, p, op, found, count < MAX_CANDIDATES ? count : MAX_CANDIDATES, seconds);
+            status = pick(gemm, p, op, found, count, seconds);
     }
     if (status != TP_OK || count == 0) {
         tp_gemm_plan_free(gemm, p);

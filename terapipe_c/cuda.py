@@ -103,7 +103,9 @@ def versions() -> Versions:
 
 def attention_kernel(device: int = 0, dtype: str = "bf16") -> str:
     """Which of the package's kernels computes attention on that GPU: "wgmma" or "mma"; see TERAPIPE_ATTENTION above."""
-    return str(load().attention_kernel(device, int(dtype == "bf16")))
+    from .backend import choose
+
+    return str(load().attention_kernel(device, int(choose("cuda", dtype).dtype == "bf16")))
 
 
 def pipeline_on_one_gpu(region: Region, device: int = 0, timeout_s: float = 0.0) -> tuple[list[Any], list[Comm]]:

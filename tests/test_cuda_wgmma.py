@@ -380,6 +380,8 @@ def test_training_by_wgmma(trained, monkeypatch):
     whole, sliced, default, mma = (trained(*how) for how in asked)
     assert whole == sliced == default and tp.cuda.attention_kernel() == "mma" and tp.cuda.attention_kernel(0, "float32") == "mma"
     monkeypatch.setenv("TERAPIPE_ATTENTION", "own")
+    with pytest.raises(tp.InvalidValueError, match="dtype is 'fp16'"):
+        tp.cuda.attention_kernel(0, "fp16")
     assert tp.cuda.attention_kernel() == "wgmma" and tp.cuda.attention_kernel(0, "float32") == "mma"
     np.testing.assert_allclose(whole[0], mma[0], rtol=3e-3)
     assert whole[2] == [] and len(mma[2]) == 1 and "by mma.sync, as TERAPIPE_ATTENTION asks" in mma[2][0]
