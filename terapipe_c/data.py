@@ -18,6 +18,7 @@ starts (bias below n / 2^64). Nothing else enters, so no state is carried from s
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import struct
 import sysconfig
@@ -249,6 +250,48 @@ def _file_of(tokens: NDArray[Any]) -> tuple[str, os.stat_result] | None:
         return None if path is None else (os.fspath(path), os.stat(path))
     except FileNotFoundError:                        # removed since the caller mapped it: nobody can cut it off any more
         return None
+
+
+def place_of(tokens: NDArray[Any]) -> dict[str, Any] | None:
+    """The place in a file where these tokens are, for `tokens_at` of another process, if they are a read-only shared mapping (that
+    of np.memmap or np.load with mode "r", or a piece of it) of a file that can still be found by its name; else None."""
+    address = tokens.__array_interface__["data"][0]
+    vma = _mapping(address)
+    if vma is None or not tokens.flags.c_contiguous or vma["mode"] != "r--s" or address + tokens.nbytes > vma["end"]:
+        return None
+    try:
+        with open(vma["path"], "rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ) as memory:
+            again = _mapping(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])    # stat may number devices otherwise
+            now = os.fstat(file.fileno())
+    except (OSError, ValueError):
+        return None
+    if again is None or again["file"] != vma["file"]:       # another file has that name by now
+        return None
+    return {"path": vma["path"], "file": [now.st_dev, now.st_ino], "offset": vma["offset"] + address - vma["start"],
+            "dtype": tokens.dtype.str, "count": tokens.size}
+
+
+def tokens_at(place: Mapping[str, Any]) -> NDArray[Any]:
+    """What `place_of` told of, mapped; ValueError where the file has been replaced since."""
+    found = os.stat(place["path"])
+    if [found.st_dev, found.st_ino] != place["file"]:
+        raise InvalidValueError(f"{place['path']} was replaced while the run began: a file that nobody writes to would be right")
+    return np.memmap(place["path"], np.dtype(place["dtype"]), "r", place["offset"], (place["count"],))
+
+
+def _mapping(address: int) -> dict[str, Any] | None:
+    """What this process has mapped at the address, by proc(5): start, end, mode, offset, file (device and inode), path."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            for line in maps:
+                span, mode, offset, device, inode, *path = line.rstrip(b"\n").split(None, 5)
+                start, end = (int(word, 16) for word in span.split(b"-"))
+                if start <= address < end:
+                    return {"start": start, "end": end, "mode": mode.decode(), "offset": int(offset, 16), "file": (device, inode),
+                            "path": os.fsdecode(path[0]) if path else ""}
+    except OSError:
+        pass
+    return None
 
 
 def _check_whole(path: str, before: os.stat_result) -> None:

@@ -282,13 +282,18 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
 
 
 def pack(job: Job, arrays: Arrays) -> int:
-    """A sealed-in-memory copy as a descriptor: a length word, JSON {"job", "arrays": {name: [dtype, shape, offset]}}, data."""
+    """A sealed-in-memory copy as a descriptor: a length word, JSON {"job", "tokens", "arrays": {name: [dtype, shape, offset]}},
+    data. "tokens": where in a file the data is that needs no copy, and may be larger than the memory; or null."""
+    from .data import place_of
+
+    tokens = place_of(arrays["data"]) if "data" in arrays else None
+    arrays = {name: array for name, array in arrays.items() if name != "data" or tokens is None}
     index: dict[str, list[Any]] = {}
     offset = 0
     for name, array in arrays.items():
         index[name] = [array.dtype.str, list(array.shape), offset]
         offset += -(-array.nbytes // 64) * 64
-    text = json.dumps({"job": dict(job), "arrays": index}).encode()
+    text = json.dumps({"job": dict(job), "tokens": tokens, "arrays": index}).encode()
     base = -(-(8 + len(text)) // 64) * 64
     fd = os.memfd_create("terapipe_c job", os.MFD_CLOEXEC)
     try:
@@ -307,7 +312,9 @@ def pack(job: Job, arrays: Arrays) -> int:
 
 
 def unpack(fd: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What `pack` packed; the arrays are read-only views of the memory."""
+    """What `pack` packed; the arrays are read-only views of the memory, or of the file."""
+    from .data import tokens_at
+
     memory = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
     size = struct.unpack("<Q", memory[:8])[0]
     both = json.loads(memory[8:8 + size])
@@ -317,6 +324,8 @@ def unpack(fd: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         count = math.prod(shape)
         flat = np.frombuffer(memory, dtype, count, base + offset) if count else np.empty(0, dtype)
         arrays[name] = flat.reshape(shape)
+    if both["tokens"] is not None:
+        arrays["data"] = tokens_at(both["tokens"])
     return both["job"], arrays
 
 

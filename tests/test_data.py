@@ -11,6 +11,7 @@ import pytest
 
 from terapipe_c import InvalidValueError
 from terapipe_c.data import BLOCK_TOKENS, Dataset, check_tokens, stdlib_corpus
+from terapipe_c.worker import pack, unpack
 
 
 def ramp(n, dtype=np.uint16):
@@ -299,3 +300,34 @@ def test_what_is_packed_is_no_text(tmp_path):
             Dataset(tmp_path / name, 8, 2)
     (tmp_path / "text").write_text("PAR1 et PAR2, BZh9, PK: " * 9)
     assert Dataset(tmp_path / "text", 8, 2).kind == "text"
+
+
+def test_a_mapped_file_reaches_other_processes_without_a_copy(tmp_path):
+    """What `pack` sends is the place in the file, if the tokens are one's bytes still and this mapping cannot change them."""
+    ramp(50_000).tofile(tmp_path / "t.bin")
+    np.save(tmp_path / "t.npy", ramp(50_000, np.int64))
+    mapped = np.memmap(tmp_path / "t.bin", np.uint16, "r")
+
+    def sent(tokens):
+        fd = pack({}, {"init/a": np.ones(3), "data": Dataset(tokens, 8, 2).tokens})
+        try:
+            return os.fstat(fd).st_size, unpack(fd)[1]["data"]
+        finally:
+            os.close(fd)
+
+    for tokens in (mapped, mapped[4097:30_001], np.asarray(mapped)[1:], np.load(tmp_path / "t.npy", mmap_mode="r")):
+        size, back = sent(tokens)
+        assert size < 4096 and np.array_equal(back, tokens) and not back.flags.writeable and isinstance(back, np.memmap)
+    for mode in ("r+", "c"):
+        assert sent(np.memmap(tmp_path / "t.bin", np.uint16, mode))[0] > 100_000
+    assert sent(mapped[::2])[0] > 50_000 and sent(np.array(mapped))[0] > 100_000
+
+    fd = pack({}, {"data": mapped})
+    ramp(50_000).tofile(tmp_path / "new.bin")
+    os.replace(tmp_path / "new.bin", tmp_path / "t.bin")
+    with pytest.raises(InvalidValueError, match=r"t\.bin was replaced while the run began"):
+        unpack(fd)
+    os.close(fd)
+    assert sent(mapped)[0] > 100_000 and np.array_equal(sent(mapped)[1], ramp(50_000))
+    (tmp_path / "t.bin").unlink()
+    assert sent(mapped)[0] > 100_000
