@@ -158,7 +158,8 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
 
     p = add(
         "sweep",
-        "plan (or train) every point of a grid; one JSON line a trial, resumed by running it again",
+        "plan (or train) every point of a grid; one JSON line a trial, resumed by running it again; "
+        "exits with 1 if every trial failed",
         "terapipe sweep --n-layer 4 --batch 8 --seq-len 256 --grid schedule=gpipe,1f1b --grid slicing=1,2,4 --out sweep.jsonl",
     )
     plan_flags(p)

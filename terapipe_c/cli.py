@@ -479,7 +479,7 @@ def _sweep(args: argparse.Namespace) -> int:
     sweep = Sweep(Path(args.out), grid, base, trial)
     counts = sweep.run(args.retry_failed, None if args.json else _say)
     _print(args, {**counts, "rows": args.out})
-    return DONE
+    return FAILED if sweep.all_failed() else DONE  # a trial that fails is a result; when all do, the request is what is wrong
 
 
 def _sweep_values(args: argparse.Namespace) -> set[str]:

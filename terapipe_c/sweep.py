@@ -69,8 +69,8 @@ class Sweep:
         text = json.dumps({**self.base, **point}, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def done(self, retry_failed: bool = False) -> set[str]:
-        """Keys of the rows in the file. A last line cut short by a kill is no row."""
+    def statuses(self) -> dict[str, str]:
+        """"done" or "failed" by the keys of the rows in the file, a key's last. A last line cut short by a kill is no row."""
         keys: dict[str, str] = {}
         if no_folder(self.path).exists():
             for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), 1):
@@ -82,11 +82,15 @@ class Sweep:
                     if torn and (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
                         break
                     raise ValueError(f"{self.path}, line {number}: no row of a sweep; give another --out") from error
-        return {key for key, status in keys.items() if status == "done" or not retry_failed}
+        return keys
+
+    def all_failed(self) -> bool:
+        """Whether every trial of the grid has a row, and none went well."""
+        return {self.statuses().get(self.key(point)) for point in self.points()} == {"failed"}
 
     def run(self, retry_failed: bool = False, say: Callable[[str], None] | None = None) -> dict[str, int]:
         """Do what is left; gives how many were done, failed and skipped. Ctrl-C stops between two rows."""
-        finished = self.done(retry_failed)
+        finished = {key for key, status in self.statuses().items() if status == "done" or not retry_failed}
         counts = {"done": 0, "failed": 0, "skipped": 0}
         total = sum(1 for _ in self.points())
         make_folders(self.path.parent)

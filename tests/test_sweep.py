@@ -38,15 +38,22 @@ def test_a_trial_that_was_cut_short_goes_on(capsys, tmp_path):
 def test_a_trial_that_failed_is_tried_again(capsys, tmp_path):
     (tmp_path / "c.txt").write_bytes(bytes(range(32, 127)) * 40)
     argv = [*TRIAL, "--data", str(tmp_path / "c.txt"), "--steps", "20", "--lr", "1e30", "--out", str(tmp_path / "l.jsonl")]
-    assert run(capsys, *argv)[0] == 0 and run(capsys, *argv, "--retry-failed")[0] == 0
+    assert run(capsys, *argv)[0] == 1 and run(capsys, *argv, "--retry-failed")[0] == 1
     first, again = map(json.loads, (tmp_path / "l.jsonl").read_text().splitlines())
     assert first["status"] == again["status"] == "failed" and first["error"] == again["error"]
     (folder,) = tmp_path.glob("l.jsonl.runs/*")
     (folder / "config.json").unlink()
     (folder / "mine.txt").write_text("not of a trial")
-    assert run(capsys, *argv, "--retry-failed")[0] == 0 and (folder / "mine.txt").exists()
+    assert run(capsys, *argv, "--retry-failed")[0] == 1 and (folder / "mine.txt").exists()
     assert "exists already" in json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])["error"]["message"]
 
+
+def test_a_sweep_of_which_nothing_goes_well_exits_with_1(capsys, tmp_path):
+    plans = ["sweep", "--n-layer", "2", "--n-head", "2", "--n-embd", "16", "--vocab-size", "256", "--seq-len", "16", "--batch", "2",
+             "--costs", "analytic", "--planner", "uniform", "--out", str(tmp_path / "p.jsonl")]  # fmt: skip
+    bad, both = [*plans, "--grid", "stages=98,99"], [*plans, "--grid", "stages=2,99"]
+    assert run(capsys, *bad)[0] == 1 and run(capsys, *both)[0] == 0
+    assert run(capsys, *bad)[0] == 1 and run(capsys, *both)[0] == 0, "nor when there is nothing left to do"
 
 
 def test_what_is_left_of_a_trial_is_not_lost(tmp_path):
