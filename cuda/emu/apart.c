@@ -35,6 +35,7 @@ tp_emu_take(size_t bytes)
         free(one);
         return NULL;
     }
+    (void)madvise(memory, bytes, MADV_HUGEPAGE); /* protect() changes one entry for 2 MiB, then, not 512 */
     pthread_mutex_lock(&lock);
     *one = (block){blocks, memory, bytes};
     blocks = one;
