@@ -330,6 +330,18 @@ def test_a_layer_graph_of_costs_below_zero_is_refused_where_they_are() -> None:
         planners.layer_graph([2.0] * 3, [2.0] * 3, 2, 4, -1.0)
 
 
+def test_a_layer_graph_names_the_argument_and_not_the_edge_that_it_makes_of_it() -> None:
+    """A bandwidth of nan was told of as the size of edge 0, and 0 micro-batches as in_flight."""
+    for more, words in (({"bandwidth_Bps": np.nan}, "bandwidth_Bps is nan"), ({"bandwidth_Bps": -1}, "bandwidth_Bps is -1"),
+                        ({"bandwidth_Bps": np.inf}, "bandwidth_Bps is inf"), ({"bandwidth_Bps": 0}, "bandwidth_Bps is 0"),
+                        ({"comm_s": 1e299}, r"comm_s \* bandwidth_Bps is"), ({"devices": 0}, "devices is 0"),
+                        ({"micro_batches": 0, "memory": {"in_flight": 1}}, "micro_batches is 0")):  # fmt: skip
+        with pytest.raises(tp.InvalidValueError, match=words):
+            planners.layer_graph(**{"fwd": [2.0] * 3, "bwd": [2.0] * 3, "devices": 2, "micro_batches": 4, **more})
+    narrow = planners.layer_graph([2.0] * 3, [2.0] * 3, 2, 4, np.float32(0.5), bandwidth_Bps=np.int64(8))
+    assert narrow.edges[0].bytes == 4.0 and narrow == planners.layer_graph([2.0] * 3, [2.0] * 3, 2, 4, 0.5, bandwidth_Bps=8.0)
+
+
 def test_messages_beyond_all_work_are_planned():
     """Such messages, in ticks of the work, are more than a double holds: they were refused as infinite."""
     for name in ("autopipe", "autopipe_heuristic"):

@@ -387,7 +387,10 @@ def layer_graph(
     if len(backward) != n:
         raise _core.InvalidValueError(f"bwd has {len(backward)} values for the {n} of fwd: as many would be right")
     limits = _chain_memory(memory)
-    zeros, size = np.zeros(n), number(comm_s, "comm_s", "seconds") * number(bandwidth_Bps, "bandwidth_Bps")
+    comm, speed = _number(number(comm_s, "comm_s", "seconds"), "comm_s"), number(bandwidth_Bps, "bandwidth_Bps")
+    if not 0.0 < speed <= _MOST:  # else the edges, which the caller did not give, would be what is refused
+        raise _core.InvalidValueError(f"bandwidth_Bps is {speed:g}: more than 0, and at most {_MOST:g}, is needed")
+    zeros, size = np.zeros(n), _number(comm * speed, "comm_s * bandwidth_Bps")
     weights = zeros if param_bytes is None else array(param_bytes, "param_bytes")
     static, kept = (
         zeros if limits.get(key) is None else array(limits[key], key) for key in ("static_bytes", "activation_bytes")
@@ -402,8 +405,10 @@ def layer_graph(
         if values is not None and not (np.isfinite(values) & (values >= 0)).all():
             at = int(np.argmin(np.isfinite(values) & (values >= 0)))
             raise _core.InvalidValueError(f"{name}[{at}] is {values[at]}: a finite number of 0 or more is needed")
-    _number(comm_s, "comm_s")
-    micros = integer(micro_batches, "micro_batches")
+    micros, places = integer(micro_batches, "micro_batches"), integer(devices, "devices")
+    for name, count in (("micro_batches", micros), ("devices", places)):
+        if count < 1:
+            raise _core.InvalidValueError(f"{name} is {count}: at least 1 is needed")
     held = None if limits.get("in_flight") is None else integer(limits["in_flight"], "in_flight")
     if held is not None and not 1 <= held <= micros:
         raise _core.InvalidValueError(f"in_flight is {held}: 1 to {micros}, micro_batches, are possible")
@@ -417,8 +422,7 @@ def layer_graph(
         nodes.append(LayerNode(i, {1: ways}))
     edges = [LayerEdge(i, i + 1, size) for i in range(n - 1)]
     return LayerGraph(
-        nodes, edges, integer(devices, "devices"), min(number(limits.get("limit_bytes", 1e300), "limit_bytes"), 1e300),
-        bandwidth_Bps, micros
+        nodes, edges, places, min(number(limits.get("limit_bytes", 1e300), "limit_bytes"), 1e300), speed, micros
     )
 
 
