@@ -186,6 +186,29 @@ def test_links_of_a_cost_model_and_by_length():
         planners.slice_tokens(np.ones((5, 5)), 4, comm=np.where(np.add.outer(2 * np.arange(5), np.arange(5)) == 5, -1.0, 1.0))
 
 
+def test_links_between_unequal_stages_are_given_as_between_equal_ones():
+    """By slice length, or True for a cost model's own: both were refused here, and a table alone was taken."""
+    rng = np.random.default_rng(43)
+    tables, seconds = [dense_table(rng, 6, kind) for kind in KINDS[:3]], rng.uniform(0, 3, 7)
+    wanted = planners.slice_uneven(tables, comm=np.repeat(seconds[:, None], 7, axis=1))
+    found = planners.slice_uneven(tables, comm=seconds)
+    assert (found.lengths, found.latency_s) == (wanted.lengths, wanted.latency_s) and found.optimal
+    assert planners.slice_uneven(tables, comm=False).latency_s == planners.slice_uneven(tables).latency_s < found.latency_s
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, block_size=48)
+    cluster = tp.Cluster(2, devices_per_node=2, memory_bytes=1e9, link_latency_s=1e-5, link_bandwidth_Bps=1e8, peak_flops=1e11)
+    costs = tp.CostModel.analytic(model, cluster)
+    own = planners.slice_uneven([costs, costs], comm=True, seq_len=48, granularity=8)
+    equal = planners.slice_tokens(costs, 2, comm=True, seq_len=48, granularity=8)
+    assert own.lengths == equal.lengths and close(own.latency_s, equal.latency_s)
+    with pytest.raises(tp.InvalidValueError, match=r"comm is True, but tables\[0\] knows no model"):
+        planners.slice_uneven(tables, comm=True)
+    for wrong, words in ((seconds[:-1], "comm has 5 units: 6"), ([0.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0], r"comm\[2\] is -1"),
+                         ([np.nan] * 7, r"comm\[1\] is nan")):  # fmt: skip
+        for call in (planners.slice_uneven, lambda t, **more: planners.slice_tokens(t[0], 2, **more)):
+            with pytest.raises(tp.InvalidValueError, match=words):
+                call(tables, comm=wrong)
+
+
 def test_memory_of_a_slice_equals_enumeration():
     rng = np.random.default_rng(6)
     count, refused = 1500, 0

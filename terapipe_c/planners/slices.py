@@ -173,18 +173,22 @@ def core_cost(cost: Any, unit: tuple[int, int] | None, phase: str, what: str) ->
     return _from_dict(cost.slice_cost(*unit, phase))
 
 
-def _message(comm: Any, t: Any, unit: tuple[int, int] | None, units: int) -> _Core:
+def _message(comm: Any, t: Any, unit: tuple[int, int] | None, units: int, name: str = "t") -> _Core:
     """Seconds of a slice's message, as a cost: of True (the cost model's own links), [n + 1] by length, or any cost."""
     if comm is True:
         model = getattr(t, "model", None)
         if unit is None or model is None or not hasattr(t, "message_s"):
-            raise _core.InvalidValueError("comm is True, but t knows no model and links: a table or seconds by slice length would "
-                                          "be right")
+            raise _core.InvalidValueError(f"comm is True, but {name} knows no model and links: a table or seconds by slice length "
+                                          "would be right")
         seconds = np.ascontiguousarray(t.message_s(np.arange(units + 1.0) * unit[1], model.n_embd), np.float64)
         return (seconds, seconds, 0.0, 0.0)
     if not hasattr(comm, "slice_cost") and not isinstance(comm, tuple):
         seconds = array(comm, "comm")
         if seconds.ndim == 1:
+            wrong = ~((seconds >= 0.0) & (seconds <= 1e300))
+            if wrong[1:].any():
+                at = 1 + int(np.argmax(wrong[1:]))
+                raise _core.InvalidValueError(f"comm[{at}] is {seconds[at]:g}: finite seconds from 0 on would be right")
             return (seconds, seconds, 0.0, 0.0)
     return core_cost(comm, unit, "fwd", "comm")
 

@@ -153,14 +153,15 @@ def slice_uneven(
 
     tables: one slice cost a stage, as ``slice_tokens`` takes them: float64 [K, n + 1, n + 1], or a sequence of tables or
     cost models (with seq_len and granularity as there). bwd: as many for the backward pass, which begins when the last stage ends
-    its forwards; the latency is that of both. comm: one more cost, a slice's seconds on each link between two stages, while these
-    work. Up to 256 units the optimum is proven if ``work`` (extensions of a label by one machine; 0: 4e8) suffices; above, the
-    slicing is a local optimum of boundary moves, evaluated exactly, and no slower than that of any granularity that is a multiple
-    of this one. ``lower_bound_s`` is proven either way. Deterministic: no clock is read.
+    its forwards; the latency is that of both. comm: a slice's seconds on each link between two stages, while these work: float64
+    [n + 1] by slice length, one more cost, or True for the first cost model's own links. Up to 256 units the optimum is proven if
+    ``work`` (extensions of a label by one machine; 0: 4e8) suffices; above, the slicing is a local optimum of boundary moves,
+    evaluated exactly, and no slower than that of any granularity that is a multiple of this one. ``lower_bound_s`` is proven
+    either way. Deterministic: no clock is read.
 
     max_slice, memory and errors as of ``slice_tokens``.
     """
-    from .slices import _longest, _unit, core_cost
+    from .slices import _longest, _message, _unit, _units, core_cost
 
     stages = listed(tables, "tables", "a cost for each stage")
     if not stages:
@@ -177,7 +178,7 @@ def slice_uneven(
     found = machine_plan(
         forward,
         backward,
-        None if comm is None else core_cost(comm, unit, "fwd", "comm"),
+        None if comm is None or comm is False else _message(comm, stages[0], unit, _units(forward[0]), "tables[0]"),
         longest=_longest(max_slice, scale),
         memory=held_in_units(memory, scale),
         work=integer(work, "work"),
