@@ -136,6 +136,16 @@ def test_costs_in_every_shape_say_the_same():
     assert program.makespan([{"F": f, "B": 2.0}, {"F": f, "B": 4.0}]).shape == (2,)
 
 
+def test_a_message_takes_the_seconds_of_the_stage_that_sends_it():
+    """Which of its two stages a link's seconds belong to stood nowhere; gradients have a place of their own."""
+    free, program = {"F": 0.0, "B": 0.0}, schedules.gpipe(3, 1)
+    for sender, starts in ((0, [0, 1, 1, 1, 1, 1]), (1, [0, 2, 0, 1, 1, 1]), (2, [0, 1, 0, 1, 0, 0])):
+        line = program.simulate(free, comm_s=np.eye(3)[sender])
+        assert line.intervals["start_s"].tolist() == starts, sender      # F and B of rank 0, of rank 1, of rank 2
+    for argument in ("comm_s: ", "activation_bytes: "):
+        assert argument in (Program.simulate.__doc__ or "")
+
+
 def test_bad_costs_are_refused():
     program = schedules.gpipe(2, 2, 3)
     for cost, word in (

@@ -448,7 +448,10 @@ static PyMethodDef methods[] = {
     {"simulate", CALL(program_simulate), METH_VARARGS | METH_KEYWORDS,
      "simulate($self, cost, comm_s=0.0, activation_bytes=None)\n"
      "--\n\nThe Timeline of this program. cost: {\"F\": s, \"B\": s, \"I\": s, \"W\": s, ...} with scalars or float64 "
-     "[stage], [stage, slice] or [stage, units], or an object with durations(program) -> such a dict."},
+     "[stage], [stage, slice] or [stage, units], or an object with durations(program) -> such a dict. comm_s: seconds of a "
+     "message, a scalar or [stage] by the stage that sends it (activations to the next, gradients to the one before), while "
+     "the ranks work; on one rank there is none. activation_bytes: what a stage holds from F to B, or W, a scalar or [stage], "
+     "[stage, slice]; None: no memory is told."},
     {"makespan", CALL(program_makespan), METH_VARARGS | METH_KEYWORDS,
      "makespan($self, costs, comm_s=0.0)\n--\n\nThe makespan alone, "
      "seconds: for one cost, or float64 [len(costs)] for a list of them, each one linear pass."},
