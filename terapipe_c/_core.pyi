@@ -258,7 +258,7 @@ _Assigned: TypeAlias = tuple[_Int, _Float, float, float, float, float, float, bo
 
 def plan_bmpipe(
     layers: _Layers, stages: int, micro_batches: int, memory_bytes: float, chunks: int = 1, comm_s: float = 0.0,
-    time_limit_s: float = 0.0, effort: int = 0, prove: bool = True, in_flight: _Int | None = None,
+    time_limit_s: float = 0.0, effort: int = 0, prove: bool = True, in_flight: _Int | None = None, start: _Int | None = None,
 ) -> _Assigned: ...
 def bmpipe_judge(
     layers: _Layers, stages: int, micro_batches: int, assignment: _Int, chunks: int = 1, comm_s: float = 0.0

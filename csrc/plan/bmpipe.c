@@ -29,9 +29,10 @@ tp_bmpipe_plan_free(tp_bmpipe_plan *plan)
     plan->peak_bytes = NULL;
 }
 
-/* Is the assignment a plan? Walks the virtual stages in model order: no layer of a type comes after one of a later type. */
+/* Is the assignment, called `what`, a plan? Walks the virtual stages in model order: no layer of a type comes after one of a later
+ * type. */
 static tp_status
-assignment_ok(const tp_bmpipe *p, const int32_t *assignment)
+assignment_ok(const tp_bmpipe *p, const int32_t *assignment, const char *what)
 {
     const tp_bmpipe_layers *l = p->layers;
     int type = 0, left = l->count[0];
@@ -41,24 +42,24 @@ assignment_ok(const tp_bmpipe *p, const int32_t *assignment)
             for (int r = 0; r < l->strategies; r++) {
                 int count = assignment[(t * l->strategies + r) * p->virtuals + v];
                 if (count < 0 || (count > 0 && r >= l->choices[t]))
-                    return tp_fail(TP_EVALUE, "assignment[%d, %d, %d, %d] is %d: %s", t, r, v / p->stages, v % p->stages,
+                    return tp_fail(TP_EVALUE, "%s[%d, %d, %d, %d] is %d: %s", what, t, r, v / p->stages, v % p->stages,
                                    count, count < 0 ? "0 or more would be right" : "the type has no such strategy");
                 if (count == 0)
                     continue;
                 while (type < t && left == 0)
                     left = l->count[++type];
                 if (type != t || count > left)
-                    return tp_fail(TP_EVALUE, "assignment has layer type %d at virtual stage %d: %d layers of type %d are due there",
-                                   t, v, left, type);
+                    return tp_fail(TP_EVALUE, "%s has layer type %d at virtual stage %d: %d layers of type %d are due there",
+                                   what, t, v, left, type);
                 left -= count;
                 layers += count;
             }
         if (layers == 0)
-            return tp_fail(TP_EVALUE, "assignment has no layer at chunk %d of stage %d: at least one would be right",
+            return tp_fail(TP_EVALUE, "%s has no layer at chunk %d of stage %d: at least one would be right", what,
                            v / p->stages, v % p->stages);
     }
     if (type != l->types - 1 || left != 0)
-        return tp_fail(TP_EVALUE, "assignment leaves %d layers of type %d out", left, type);
+        return tp_fail(TP_EVALUE, "%s leaves %d layers of type %d out", what, left, type);
     return TP_OK;
 }
 
@@ -152,17 +153,50 @@ round_times(const tp_bmpipe_layers *l, const tp_bmpipe_options *o, tp_arena *are
     return TP_OK;
 }
 
+/* *plan becomes the start if that fits and takes less than than_s. */
+static tp_status
+or_start(tp_bmpipe *p, double than_s, tp_bmpipe_plan *plan, int *taken)
+{
+    tp_bmpipe_plan start, spare;
+    double peak = 0.0;
+    tp_status status = plan_open(p->layers, p->options, &start);
+    if (status == TP_OK) {
+        memcpy(start.assignment, p->options->start, tp_bmpipe_cells(p) * sizeof *start.assignment);
+        status = judge(p, &start);
+    }
+    for (int x = 0; x < p->stages && status == TP_OK; x++)
+        peak = fmax(peak, start.peak_bytes[x]);
+    *taken = status == TP_OK && tp_bmpipe_fits(p, peak) && start.step_time_s < than_s;
+    if (*taken) {
+        spare = *plan;
+        *plan = start;
+        start = spare;
+    }
+    tp_bmpipe_plan_free(&start);
+    return status;
+}
+
 /* Solve, and judge the plan with the caller's times. Several chunks are solved with rounded times: their bound is lowered by
  * ROUNDED. */
 static tp_status
 solve(tp_bmpipe *p, const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, double unit_s, tp_bmpipe_plan *plan)
 {
     tp_bmpipe_found found = {0};
-    TP_TRY((p->chunks == 1 ? tp_bmpipe_exact : tp_bmpipe_search)(p, plan->assignment, &found));
+    int taken = 0;
+    if (options->start != NULL)
+        TP_TRY(assignment_ok(p, options->start, "start"));
+    tp_status status = (p->chunks == 1 ? tp_bmpipe_exact : tp_bmpipe_search)(p, plan->assignment, &found);
+    if (status != TP_OK && (status != TP_EINFEASIBLE || options->start == NULL))
+        return status;
     p->layers = layers; /* the plan is judged with the caller's times */
     for (int v = 0; v < p->virtuals; v++)
         p->link_s[v] = options->comm_s;
-    TP_TRY(judge(p, plan));
+    if (status == TP_OK)
+        TP_TRY(judge(p, plan));
+    if (options->start != NULL)
+        TP_TRY(or_start(p, status == TP_OK ? plan->step_time_s : INFINITY, plan, &taken));
+    if (status != TP_OK && !taken) /* a search that ended early may have found nothing where the start fits */
+        return status;
     double bound_s = p->chunks == 1 ? found.bound_s : found.bound_s * unit_s * (1.0 - ROUNDED);
     plan->lower_bound_s = bound_s < plan->step_time_s ? bound_s : plan->step_time_s;
     plan->optimal = found.proven;
@@ -212,7 +246,7 @@ tp_bmpipe_judge(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options
     TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
     if (status == TP_OK)
-        status = assignment_ok(&p, assignment);
+        status = assignment_ok(&p, assignment, "assignment");
     if (status == TP_OK)
         status = judge(&p, out);
     tp_bmpipe_close(&p);

@@ -35,6 +35,8 @@ typedef struct {
                              One: nodes of branch and bound, counted alike; 0: no limit */
     const int32_t *in_flight; /* [chunks][stages] micro-batches that a virtual stage has room for, 1 .. micros, where each has
                                  a room of its own or another order will run; NULL: what the schedule holds at once */
+    const int32_t *start; /* [types][strategies][chunks][stages] a plan of these layers, as an answer has it: where it fits, so that
+                             the answer is no slower; NULL: none */
     int unproven;         /* several chunks: 1: leave the bound out, which takes longer than the search (lower_bound_s 0) */
 } tp_bmpipe_options;
 
@@ -61,8 +63,9 @@ tp_bmpipe_check(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options
 
 /* The plan of least makespan: proven optimal for one chunk (branch and bound); for more an anytime search, then branch and
  * bound as far as the effort goes: optimal where it ends, else with a proven bound.
- * Deterministic unless the time limit ends it, and the same whatever all times are multiplied by. End *out with
- * tp_bmpipe_plan_free, also after an error. EVALUE as check, EINFEASIBLE naming the stage and the bytes that are missing with the
+ * Deterministic unless the time limit ends it, and the same whatever all times are multiplied by. No slower than options->start,
+ * nor than without it, unless the time limit ends the search. End *out with tp_bmpipe_plan_free, also after an error. EVALUE as
+ * check, or as judge for a start that is no plan, EINFEASIBLE naming the stage and the bytes that are missing with the
  * fewest bytes kept, EMEMORY. */
 TP_MUST_USE tp_status
 tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out);

@@ -75,6 +75,11 @@ tp_bmpipe_fits(const tp_bmpipe *p, double bytes)
 {
     return bytes <= p->options->memory_bytes * (1.0 + TP_BMPIPE_SLACK);
 }
+static inline size_t
+tp_bmpipe_cells(const tp_bmpipe *p) /* of an assignment */
+{
+    return (size_t)p->layers->types * (size_t)p->layers->strategies * (size_t)p->virtuals;
+}
 static inline double
 tp_bmpipe_between(const double *sums, int from, int to)
 {

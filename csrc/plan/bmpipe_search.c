@@ -205,6 +205,34 @@ tp_bmpipe_polish(tp_bmpipe_search_room *s, const int *cut, const double *extra_s
     return TP_OK;
 }
 
+/* Descend from the boundaries that were given to begin with. The search has ended before, so that no start makes it worse: what is
+ * better by less than rounding times may change is not taken. */
+static tp_status
+from_start(tp_bmpipe_search_room *s)
+{
+    const tp_bmpipe *p = s->p;
+    const tp_bmpipe_layers *l = p->layers;
+    void *memory = NULL;
+    int tried = 0;
+    TP_TRY(tp_bmpipe_take(s->p, (size_t)p->virtuals + 1, sizeof(double) + sizeof(int), &memory));
+    double *extra_s = memory;
+    int *cut = (int *)(extra_s + p->virtuals + 1);
+    for (int v = 0; v < p->virtuals; v++) {
+        cut[v + 1] = cut[v];
+        for (int i = 0; i < l->types * l->strategies; i++) {
+            int count = p->options->start[i * p->virtuals + v];
+            cut[v + 1] += count;
+            extra_s[v] += count > 0 ? count * l->extra_s[i] : 0.0;
+        }
+    }
+    double best_s = s->best.makespan_s, goal_s = best_s * (1.0 - 4.0 * TP_BMPIPE_SLACK);
+    s->best.makespan_s = goal_s;
+    TP_TRY(tp_bmpipe_polish(s, cut, extra_s, &tried));
+    if (s->best.makespan_s >= goal_s)
+        s->best.makespan_s = best_s;
+    return TP_OK;
+}
+
 static tp_status
 iterate(tp_bmpipe_search_room *s, int *proven)
 {
@@ -288,6 +316,11 @@ tp_bmpipe_search(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
         found->bound_s = 0.0;
     else if (!proven)
         TP_TRY(tp_bmpipe_bound(&s, &found->bound_s));
+    if (p->options->start != NULL && found->bound_s < s.best.makespan_s * (1.0 - TP_BMPIPE_SLACK)) {
+        p->deadline_ns = deadline_ns; /* the bound had parts of it */
+        p->late = 0;
+        TP_TRY(from_start(&s));
+    }
     found->makespan_s = s.best.makespan_s;
     for (int v = 0; v < p->virtuals; v++) {
         const tp_bmpipe_choice *choice = NULL;

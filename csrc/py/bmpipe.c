@@ -54,6 +54,21 @@ refuse:
     return -1;
 }
 
+/* int32 [types, strategies, chunks, stages]: 0, or -1 with an exception set and nothing held. */
+static int
+view_assignment(PyObject *object, const char *what, const layer_view *v, const tp_bmpipe_options *o, Py_buffer *out)
+{
+    if (tp_py_view(object, 'i', 4, 0, what, out) < 0)
+        return -1;
+    const Py_ssize_t *shape = out->shape;
+    if (shape[0] == v->layers.types && shape[1] == v->layers.strategies && shape[2] == o->chunks && shape[3] == o->stages)
+        return 0;
+    tp_py_invalid_value("%s has shape [%zd, %zd, %zd, %zd]: [%d, %d, %d, %d] would be right", what, shape[0], shape[1], shape[2],
+                        shape[3], v->layers.types, v->layers.strategies, o->chunks, o->stages);
+    PyBuffer_Release(out);
+    return -1;
+}
+
 static PyObject *
 plan_object(tp_py_state *state, const layer_view *v, const tp_bmpipe_options *o, tp_bmpipe_plan *plan)
 {
@@ -75,33 +90,35 @@ plan_object(tp_py_state *state, const layer_view *v, const tp_bmpipe_options *o,
 
 PyDoc_STRVAR(plan_bmpipe_doc,
              "plan_bmpipe($module, /, layers, stages, micro_batches, memory_bytes, chunks=1, comm_s=0.0,\n"
-             "            time_limit_s=0.0, effort=0, prove=True, in_flight=None)\n--\n\n"
+             "            time_limit_s=0.0, effort=0, prove=True, in_flight=None, start=None)\n--\n\n"
              "layers: (count, choices, fwd_s, bwd_s, static_bytes, extra_bwd_s, activation_bytes) by type.");
 static PyObject *
 plan_bmpipe(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"layers", "stages", "micro_batches", "memory_bytes", "chunks", "comm_s", "time_limit_s",
-                            "effort", "prove", "in_flight", NULL};
-    PyObject *tuple, *in_flight = Py_None, *result = NULL;
+                            "effort", "prove", "in_flight", "start", NULL};
+    PyObject *tuple, *in_flight = Py_None, *start = Py_None, *result = NULL;
     tp_bmpipe_options o = {.chunks = 1};
     int prove = 1;
     long long effort = 0;
     layer_view v;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iid|iddLpO:plan_bmpipe", names, &PyTuple_Type, &tuple, &o.stages,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iid|iddLpOO:plan_bmpipe", names, &PyTuple_Type, &tuple, &o.stages,
                                      &o.micros, &o.memory_bytes, &o.chunks, &o.comm_s, &o.time_limit_s, &effort, &prove,
-                                     &in_flight) ||
+                                     &in_flight, &start) ||
         view_layers(tuple, &v) < 0)
         return NULL;
     o.effort = effort;
     o.unproven = !prove;
-    Py_buffer given = {0};
+    Py_buffer given[2] = {0};
     const void *held = NULL;
     if (o.stages < 1 || o.chunks < 1)
-        in_flight = Py_None; /* what follows refuses these */
+        in_flight = start = Py_None; /* what follows refuses these */
     Py_ssize_t virtuals = (Py_ssize_t)o.stages * o.chunks;
-    if (tp_py_view_optional(in_flight, 'i', virtuals, "in_flight", &given, &held) == 0) {
+    if (tp_py_view_optional(in_flight, 'i', virtuals, "in_flight", &given[0], &held) == 0 &&
+        (start == Py_None || view_assignment(start, "start", &v, &o, &given[1]) == 0)) {
         tp_bmpipe_plan plan;
         o.in_flight = held;
+        o.start = given[1].buf;
         tp_py_away away;
         tp_py_leave(&away);
         tp_status status = tp_py_back(&away, tp_plan_bmpipe(&v.layers, &o, &plan));
@@ -109,7 +126,7 @@ plan_bmpipe(PyObject *module, PyObject *args, PyObject *keywords)
         result = status == TP_OK ? plan_object(state, &v, &o, &plan) : tp_py_raise(state, status);
         tp_bmpipe_plan_free(&plan);
     }
-    tp_py_end_views(&given, 1);
+    tp_py_end_views(given, 2);
     end_layers(&v);
     return result;
 }
@@ -129,21 +146,14 @@ bmpipe_judge(PyObject *module, PyObject *args, PyObject *keywords)
         view_layers(tuple, &v) < 0)
         return NULL;
     Py_buffer given;
-    if (tp_py_view(assignment, 'i', 4, 0, "assignment", &given) == 0) {
-        if (given.shape[0] != v.layers.types || given.shape[1] != v.layers.strategies || given.shape[2] != o.chunks ||
-            given.shape[3] != o.stages) {
-            tp_py_invalid_value("assignment has shape [%zd, %zd, %zd, %zd]: [%d, %d, %d, %d] would be right",
-                                given.shape[0], given.shape[1], given.shape[2], given.shape[3], v.layers.types,
-                                v.layers.strategies, o.chunks, o.stages);
-        } else {
-            tp_bmpipe_plan plan;
-            tp_py_away away;
-            tp_py_leave(&away);
-            tp_status status = tp_py_back(&away, tp_bmpipe_judge(&v.layers, &o, given.buf, &plan));
-            tp_py_state *state = tp_py_module_state(module);
-            result = status == TP_OK ? plan_object(state, &v, &o, &plan) : tp_py_raise(state, status);
-            tp_bmpipe_plan_free(&plan);
-        }
+    if (view_assignment(assignment, "assignment", &v, &o, &given) == 0) {
+        tp_bmpipe_plan plan;
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_bmpipe_judge(&v.layers, &o, given.buf, &plan));
+        tp_py_state *state = tp_py_module_state(module);
+        result = status == TP_OK ? plan_object(state, &v, &o, &plan) : tp_py_raise(state, status);
+        tp_bmpipe_plan_free(&plan);
         PyBuffer_Release(&given);
     }
     end_layers(&v);

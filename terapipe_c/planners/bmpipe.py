@@ -139,6 +139,14 @@ def plan_of(found: tuple[Any, ...], names: tuple[str, ...], labels: tuple[tuple[
     )
 
 
+def _assignment(start: BMPipePlan | None) -> IntArray | None:
+    if start is None:
+        return None
+    if not isinstance(start, BMPipePlan):
+        raise _core.InvalidTypeError(f"start is {brief(start)}: a BMPipePlan of the same layers would be right")
+    return np.ascontiguousarray(start.assignment, np.int32)
+
+
 def bmpipe(
     layers: Layers,
     stages: int,
@@ -150,6 +158,7 @@ def bmpipe(
     effort: int = 0,
     prove: bool = True,
     in_flight: Sequence[int] | None = None,
+    start: BMPipePlan | None = None,
 ) -> BMPipePlan:
     """The assignment of least step time that fits: how many layers, with which recompute strategy, on which stage.
 
@@ -165,11 +174,18 @@ def bmpipe(
     micro-batches that each virtual stage (chunk * stages + stage) has buffers of its own for, or that another order holds; None:
     the most that the schedule has in flight on a stage at any one time.
 
-    Proven plans are no slower with more memory. Unproven plans of several chunks may be: of random requests whose limits were half
-    a percent to 3 % apart 2 of 107 were, by up to 0.03 %, and without ``prove`` 13 of 210, by up to 1.2 %; of 72 such steps of
-    three bad instances with four chunks 5 were, by up to 0.3 %, and without ``prove`` 10, by up to 5 %. ``tp.plan`` asks for less
-    memory, too, and keeps the fastest. Multiplying all times by a factor multiplies step and bound by it: with several chunks times
-    are planned in units of the longest, rounded to 40 bits.
+    start: a plan of the same layers, such as the one for less memory. Where it fits the answer is no slower, nor is it slower than
+    without start (unless time_limit_s ends the search): asked in order of rising limits, each from the plan before, more memory
+    never hurts. Step times keep to both to the last bit.
+
+    Proven plans are no slower with more memory. Unproven plans of several chunks that are asked each alone may be: the search looks
+    at one limit, and one that promised both this and plans as fast would have to look at all limits below, too. Of random requests
+    whose limits were half a percent to 3 % apart 2 of 107 were, by up to 0.03 %, and without ``prove`` 13 of 210, by up to 1.2 %;
+    of 72 such steps of three bad instances with four chunks 5 were, by up to 0.3 %, and without ``prove`` 10, by up to 5 %.
+    ``tp.plan`` asks for less memory, too, and keeps the fastest.
+
+    Multiplying all times by a factor multiplies step and bound by it: with several chunks times are planned in units of the
+    longest, rounded to 40 bits.
 
     InvalidValueError or InvalidTypeError name the layer type, the field and its value; InfeasibleError the stage and the bytes it
     lacks with everything recomputed. Source: BMPipe (Wang et al., CLUSTER 2025, a poster), its programme reconstructed; the search
@@ -180,6 +196,6 @@ def bmpipe(
         core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
         chunks=integer(chunks, "chunks"), comm_s=number(comm_s, "comm_s", "seconds"), time_limit_s=time_limit(time_limit_s),
         effort=integer(effort, "effort", 62), prove=flag(prove, "prove"),
-        in_flight=integers(in_flight, "in_flight", "one count a stage"),
+        in_flight=integers(in_flight, "in_flight", "one count a stage"), start=_assignment(start),
     )  # fmt: skip
     return plan_of(found, names, labels)
