@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ._files import loads
 
-__all__ = ["LAUNCH_NUMBERS", "build_parser", "plan_flags_given"]
+__all__ = ["LAUNCH_NUMBERS", "build_parser", "launch_names", "plan_flags_given"]
 
 Run = Callable[[argparse.Namespace], int]
 LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
@@ -263,6 +263,13 @@ def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
                             "pipedream, need it")
     if needed:
         group.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def launch_names() -> set[str]:
+    """The options of `launch_flags`, as they are called in a grid."""
+    known = argparse.ArgumentParser(add_help=False)
+    launch_flags(known, needed=False)
+    return {action.dest for action in known._actions}
 
 
 def picture_flags(p: argparse.ArgumentParser) -> None:

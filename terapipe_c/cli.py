@@ -22,7 +22,7 @@ import numpy as np
 
 from . import timelines
 from ._files import read_entry
-from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, build_parser, plan_flags_given
+from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, build_parser, launch_names, plan_flags_given
 
 __all__ = ["main"]
 
@@ -455,6 +455,11 @@ def _sweep(args: argparse.Namespace) -> int:
     from .sweep import Sweep, begun, read_grid
 
     grid = read_grid(args.grid, _sweep_values(args))
+    given = {name for name, value in vars(args).items() if value is not None and value is not False}
+    idle = sorted(launch_names() & (given | grid.keys()))
+    if idle and not args.train:     # trials that differ in these alone would be the same plan again
+        raise ValueError(f"{', '.join(idle)} would change nothing: without --train a sweep plans only; --train, or none of them, "
+                         "would be right")
     if args.train and (args.data is None and "data" not in grid or args.steps is None and "steps" not in grid):
         raise ValueError("sweep --train needs --data and --steps")
 

@@ -437,6 +437,16 @@ def test_sweep_plans(capsys, tmp_path):
     assert all("99" in row["error"]["message"] for row in table if row["status"] == "failed")
 
 
+def test_a_sweep_that_plans_only_refuses_what_is_for_training(capsys, tmp_path):
+    for given, words in (
+        (["--grid", "lr=1e-3,nan"], "lr would change nothing"),  # rows that are done, and all the same plan
+        (["--grid", "stages=1,2", "--data", "corpus.txt", "--seed", "0"], "data, seed would change nothing"),
+    ):
+        code, _, err = run(capsys, "sweep", *SMALL, *given, "--out", tmp_path / "rows.jsonl")
+        assert code == 2 and words in err and "--train" in err, err
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
 def test_train_resume_view(capsys, tmp_path):
     data, plan, out_folder = tmp_path / "corpus.txt", tmp_path / "plan.json", tmp_path / "run"
     tp.stdlib_corpus(data, max_bytes=100_000)
