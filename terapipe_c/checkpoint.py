@@ -37,7 +37,7 @@ from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, r
 from .config import GPTConfig, brief, counted, flag, html_table, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
-__all__ = ["Checkpoint", "CheckpointLayout", "CheckpointWriter", "check_names", "check_params", "find_checkpoint",
+__all__ = ["Checkpoint", "CheckpointLayout", "CheckpointWriter", "check_finite", "check_names", "check_params", "find_checkpoint",
            "load_checkpoint", "verify_checkpoint", "model_dict", "param_shapes", "save_checkpoint", "write_tensors"]
 
 FORMAT = "terapipe_c checkpoint"
@@ -114,6 +114,15 @@ def check_names(what: str, params: Mapping[str, Any], model: Any) -> None:
         if name not in shapes and not (name == "lm_head.weight" and np.array_equal(params[name], params["transformer.wte.weight"])):
             raise InvalidValueError(f"{what}: {brief(name)} is no parameter of {model!r}: the names of tp.init_params(model) "
                                     "would be right")
+
+
+def check_finite(what: str, params: Mapping[str, NDArray[np.float32]]) -> None:
+    """ValueError that begins with `what` and names the first number that is none: every loss would be none either."""
+    for name, array in params.items():
+        if not np.isfinite(array).all():
+            at = np.argwhere(~np.isfinite(array))[0]
+            raise InvalidValueError(f"{what}: {name}[{', '.join(map(str, at))}] is {array[tuple(at)]}: finite parameters would be "
+                                    "right")
 
 
 @dataclass(frozen=True)

@@ -319,7 +319,7 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
     notation [(sequences, [lengths]), ...]. Loss and gradients are the same bits for every slicing and every `stages`; with
     backend "cuda" (all stages on the first GPU; dtype "bf16", or "float32") for every slicing of the same micro-batches.
     """
-    from .checkpoint import check_names
+    from .checkpoint import check_finite, check_names
     from .partition import even_partition
 
     if not isinstance(model, GPTConfig):
@@ -340,6 +340,7 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
         engine = RankEngine(model, partition, cuts, program, rank, _core.Comm(region, rank, 600.0), threads=threads,
                             **device)
         engine.load(params)
+        check_finite("params", {name: params[name] for name in engine.names})
         if rank == 0:
             check_names("params", params, model)
         loss, *_ = engine.run(array, update=False)

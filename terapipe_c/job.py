@@ -280,7 +280,7 @@ def _same_model(path: Path | str, saved: Mapping[str, Any], model: Any) -> None:
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
-    from .checkpoint import Checkpoint, check_params
+    from .checkpoint import Checkpoint, check_finite, check_params
     from .interop import Imported, read_params
 
     if isinstance(init, (str, os.PathLike)):
@@ -294,11 +294,7 @@ def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
         _same_model("init", init.model.to_dict(), model)
     params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params or {}
     arrays = {name: np.ascontiguousarray(value) for name, value in check_params("init", params, model).items()}
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            at = np.argwhere(~np.isfinite(array))[0]
-            raise _core.InvalidValueError(f"init: {name}[{', '.join(map(str, at))}] is {array[tuple(at)]}: finite parameters would "
-                                          "be right")
+    check_finite("init", arrays)
     return arrays
 
 

@@ -136,6 +136,9 @@ def test_what_no_training_could_begin_with():
     spoilt[name][3] = np.inf
     with pytest.raises(ValueError, match=rf"init: {name}\[3\] is inf: finite parameters would be right"):
         tp.launch(PLAN, DATA, 1, init=spoilt, progress=False)
+    for stages in (1, 2):  # it was the loss that was no number, and a smaller lr that would help
+        with pytest.raises(ValueError, match=rf"params: {name}\[3\] is inf: finite parameters would be right"):
+            tp.loss_and_grads(MODEL, spoilt, TOKENS, stages=stages)
     with pytest.raises(ValueError, match=r"tokens are masked_array\(.*: integers \[batch, T \+ 1\]"):
         tp.loss_and_grads(MODEL, PARAMS, np.ma.masked_equal(TOKENS, TOKENS[0, 0]))
 
