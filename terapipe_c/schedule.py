@@ -121,7 +121,7 @@ def _strided(arrays: Mapping[str, Float], program: Program) -> tuple[dict[str, F
 def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any = None) -> Tables:
     """What the C side reads (tp_py_costs_open): cost, messages and bytes, checked and in C order."""
     if not isinstance(cost, Mapping):
-        if not hasattr(cost, "durations"):
+        if not callable(getattr(cost, "durations", None)):      # a Plan's are a dict: they are what to give
             raise InvalidTypeError(
                 f"cost is {type(cost).__name__}: a dict such as {{'F': 1.0, 'B': 2.0}}, or an object with "
                 "durations(program), would be right"

@@ -130,6 +130,12 @@ def test_numbers_that_say_too_much():
         PROGRAM.simulate({"F": 1.0, "B": 1.0}, activation_bytes=1e300)
 
 
+def test_a_plan_is_no_cost_of_a_program():
+    with pytest.raises(tp.InvalidTypeError, match=r"cost is Plan: a dict such as .* would be right"):
+        PLAN.program.simulate(PLAN)
+    assert PLAN.program.simulate(PLAN.durations).makespan_s > 0
+
+
 def test_what_no_training_could_begin_with():
     name = "transformer.h.0.mlp.c_fc.bias"
     spoilt = {**PARAMS, name: PARAMS[name].copy()}
