@@ -24,14 +24,9 @@ params_of(const tp_stage_config *config)
 static int
 find(const tp_stage_base *stage, int block, const char *suffix)
 {
-    int first = 0, end = stage->params; /* tensors are in the order of their blocks */
-    while (first < end) {
-        int middle = first + (end - first) / 2;
-        if (stage->param[middle].info.block < block)
-            first = middle + 1;
-        else
-            end = middle;
-    }
+    const tp_stage_config *config = &stage->config;
+    int begin = tp_model_first_param(&config->model, config->first_block) - holds_tied(config); /* as describe_params has them */
+    int first = block < config->first_block ? 0 : tp_model_first_param(&config->model, block) - begin;
     size_t tail = strlen(suffix);
     for (int i = first; i < stage->params && stage->param[i].info.block == block; i++) {
         const tp_param *info = &stage->param[i].info;
@@ -316,6 +311,16 @@ lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
     }
 }
 
+/* Of an arena that only counts, the slots behind the first, which takes what there is since `begin`: all take as much, and planners
+ * ask often. Gives the last. */
+static int
+count_others(tp_stage_base *stage, tp_stage_arena *from, size_t begin, size_t lent_begin, int slots)
+{
+    from->used += (size_t)(slots - 1) * (from->used - begin);
+    stage->lent_bytes += (size_t)(slots - 1) * (stage->lent_bytes - lent_begin);
+    return slots - 1;
+}
+
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients)
 {
@@ -325,17 +330,22 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
     stage->lent_bytes = 0;
     stage->slots = from->base == NULL ? NULL : from->base + from->used;
     for (int slot = 0; slot < stage->config.activation_slots; slot++) {
-        size_t begin = from->used;
+        size_t begin = from->used, lent_begin = stage->lent_bytes;
         lay_activation_slot(stage, slot, from, activations);
         stage->guest_bytes = from->used - begin;
         if (!heads) /* it has been sent before the backward: no part of what that reads */
             stage->end[TP_END_OUTPUT][slot] = lay_leaving(stage, ends);
         stage->slot_bytes = from->used - begin;
+        if (from->base == NULL)
+            slot = count_others(stage, from, begin, lent_begin, stage->config.activation_slots);
     }
     for (int slot = 0; slot < stage->config.gradient_slots; slot++) {
+        size_t begin = from->used, lent_begin = stage->lent_bytes;
         lay_gradient_slot(stage, slot, from, ends, gradients);
         if (!heads)
             stage->end[TP_END_OUTPUT_GRADIENT][slot] = tp_lay_elements(from, count);
+        if (from->base == NULL)
+            slot = count_others(stage, from, begin, lent_begin, stage->config.gradient_slots);
     }
     lay_forward_room(stage, from);
 }
