@@ -24,17 +24,18 @@ os.environ["PYTHONSAFEPATH"] = "1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `pytest -n 2`, as `make test` has it, runs two of these modules at a time, about the longest first. Their tests start no ranks
-# that would want the cores for themselves, ask no clock for less than seconds, and build what they share under a lock. Every
-# other test, a new module's too, runs while no other does.
+# `pytest -n 2`, as `make test` has it, runs two of these modules at a time, about the longest first. Their tests ask no clock for
+# less than some seconds, and build what they share under a lock. Every other test, a new module's too, runs while no other does:
+# those that measure, or that kill ranks and ask that all has ended within two seconds.
 SHARING = [f"test_{name}" for name in """
-    auto cuda_replicas planner_plans cuda_stage cuda_pipedream plan uneven cuda_cudnn cuda_rows cuda_races cuda_guests
-    cuda_graphs cuda_chimera examples gpu_check cuda_nccl compare lean chimera_plan gemm planners cuda_apart cuda_attention
-    dawnpiper cuda_build swap engine judge planner_arguments baselines bmpipe auto_bounds passed_over checkpoint cost chimera
-    bad_arguments autopipe limits split cuda_progress reference recompute sched sched_timing stage zero_bubble
-    baselines_published capi capture checkpoint_crashes config cuda_gemm cuda_order cudnn_plans data guests in_flight interop
-    ladder layer_graph layering links long_slices nodes own_program package papers progress slicing_bound cuda_wgmma sliced
-    torch_csv types view zoo bmpipe_scale cuda_pipeline capture_data capture_functions capture_in_place dawnpiper_work
+    auto ladder cuda_pipedream training cuda_guests links plan judge cuda_wgmma cuda_stage cuda_replicas cuda_chimera train
+    planner_plans cuda_cudnn cuda_build notebook swap mpi lean chimera_plan limits comm examples cli swap_beside bpipe uneven
+    benchmarks replicas cuda_graphs package cuda_nccl gemm pipedream compare progress chimera_engine cuda_races cuda_attention
+    dawnpiper auto_bounds split cuda_progress checkpoint layering gpu_check planners in_flight types sweep cuda_rows engine
+    bmpipe passed_over stage layer_graph planner_arguments baselines cost sliced cuda_apart chimera bad_arguments autopipe
+    reference sched sched_timing zero_bubble long_slices recompute baselines_published capi checkpoint_crashes cuda_gemm data
+    interop nodes papers slicing_bound view zoo cuda_pipeline capture config cuda_order cudnn_plans guests own_program torch_csv
+    bmpipe_scale bmpipe_start capture_data capture_functions capture_in_place dawnpiper_work
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 
