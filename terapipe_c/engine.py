@@ -198,6 +198,11 @@ class RankEngine:
             rows.append((op, int(instr["stage"]), int(instr["micro"]), int(instr["slice"]), start * 1e-9, end * 1e-9))
         return rows
 
+    def given(self) -> list[tuple[float, float, float]]:
+        """For each row of :meth:`trace`, by the same clock, when the host came to it, and began and ended to give it to the device:
+        work that begins late was given late, or begun late. Kept from the first call on."""
+        return [((wait or start) * 1e-9, start * 1e-9, end * 1e-9) for _, _, start, end, wait in self._core.given().tolist()]
+
 
 class _TrainingEngine(RankEngine):
     """The seam to the worker's loop: hyper-parameters come from the job."""

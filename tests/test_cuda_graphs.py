@@ -40,6 +40,7 @@ def a_life(engine, model, params):
     """All that changes between steps of one engine: tokens, learning rate, step count, decay, clipping, whether it updates,
     evaluations and loads between."""
     random, told = np.random.default_rng(5), []
+    engine.given()
     for step in range(1, STEPS + 1):
         tokens = random.integers(0, model.vocab_size, (2, 10)).astype(np.int32)
         told.append(engine.run(tokens, step=step, lr=1e-2 / step, weight_decay=0.1 * step, grad_clip=0.3 * (step % 2),
@@ -52,7 +53,7 @@ def a_life(engine, model, params):
     held = {f"{kind} {name}": array for kind in ("params", "exp_avg", "exp_avg_sq", "grads")
             for name, array in engine.export(kind).items()}
     times = [row[4:] for row in engine.trace()]
-    return told, held, times, engine.caveats
+    return told, held, engine.given(), times, engine.caveats
 
 
 def live(dtype, program="1f1b", **device):
@@ -78,7 +79,10 @@ def test_graphs_give_the_bits_of_eager_steps(dtype, program, emulation):
     captured, launched = emulation.emu_graphs()
     assert captured > 0 and launched == captured * (2 * STEPS - 2)   # all but the first and, captured, the second
     same(eager, graphs)
-    for *_, times, caveats in graphs:   # of the last step, which graphs ran: theirs, in order
+    for *_, given, times, caveats in graphs:   # of the last step, which graphs ran: theirs, in order
+        launches = [begun for _, begun, _ in given]
+        assert all(came <= begun <= ended for came, begun, ended in given) and launches == sorted(launches)
+        assert 0 < launches[0] <= times[0][1] and len(set(launches)) < len(launches)   # a launch gives several
         assert caveats == [] and all(start <= end for start, end in times)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(times)) and times[0][0] > 0
 

@@ -313,6 +313,28 @@ def test_events_are_one_per_instruction_in_order_and_follow_the_messages():
                 assert start >= ends["I", stage + 1, micro, piece]
 
 
+def test_when_the_host_gave_its_work_is_told_from_when_it_is_asked_for():
+    model, params, tokens = problem(2, 24)
+    program = tp.schedules.seq1f1b(3, 2, 3).split().lower(True)
+    partition, slicing = partition_of(model, [2, 4]), [(1, [8, 8, 8])] * 2
+
+    def work(engine):
+        engine.run(tokens)
+        before, allocations = engine.given(), engine.allocations
+        *_, begin, end = engine.run(tokens)
+        return before, engine.given(), engine.trace(), begin * 1e-9, end * 1e-9, engine.allocations - allocations
+
+    for before, given, trace, begin, end, allocated in ranks_do(model, partition, slicing, program, work, params=params):
+        assert set(before) == {(0.0, 0.0, 0.0)} and len(given) == len(trace) and allocated == 0
+        times = [time for row in given for time in row]
+        assert times == sorted(times) and begin <= times[0] and times[-1] <= end
+        waits = 0
+        for (came, begun, ended), (op, *_, start, done) in zip(given, trace, strict=True):
+            assert begun <= start <= done and (op == "OPT" or ended <= done)  # the CPU does it as it is given
+            waits += came < begun
+        assert waits > 0
+
+
 def test_any_rank_may_ask_to_stop_and_all_hear_of_it():
     model, params, tokens = problem(2, 24)
     program = tp.schedules.gpipe(3, 2).split().lower(True)

@@ -16,6 +16,17 @@ tp_engine_events(const tp_engine *engine, int64_t *count)
     return engine->events;
 }
 
+tp_status
+tp_engine_given(tp_engine *engine, const tp_event **events, int64_t *count)
+{
+    *count = engine->count;
+    if (engine->given == NULL)
+        TP_TRY(tp_heap_alloc(engine->heap, (size_t)engine->count * sizeof *engine->given, "the times of what the device is given",
+                             (void **)&engine->given));
+    *events = engine->given;
+    return TP_OK;
+}
+
 const char *
 tp_engine_caveat(const tp_engine *engine, int i)
 {
@@ -327,10 +338,15 @@ typedef struct {
     int finished;
 } running;
 
+/* *at is of engine->events: its twin in engine->given has the host's clock. */
 static tp_status
 mark(tp_engine *engine, const running *now, int64_t *at)
 {
-    return now->options == NULL ? TP_OK : engine->device->ops->mark(engine->device, at);
+    if (now->options == NULL)
+        return TP_OK;
+    if (engine->given != NULL)
+        ((int64_t *)engine->given)[at - (int64_t *)engine->events] = tp_clock_ns();
+    return engine->device->ops->mark(engine->device, at);
 }
 
 static int
@@ -404,13 +420,18 @@ static tp_status
 run_stretch(tp_engine *engine, int64_t i, running *now, int64_t *end)
 {
     const tp_device_ops *ops = engine->device->ops;
+    int64_t before = engine->given == NULL ? 0 : tp_clock_ns();
     int replayed, again = 0;
     for (*end = i + 1; *end < engine->count && computes(engine->code[*end].op) && !tp_engine_waits(engine, *end);)
         ++*end;
     TP_TRY(ops->stretch_begin(engine->device, i, &replayed));
     if (replayed) {
-        for (int64_t k = i; k < *end; k++)
+        int64_t after = engine->given == NULL ? 0 : tp_clock_ns();
+        for (int64_t k = i; k < *end; k++) {
             name_event(engine, k, now);
+            if (engine->given != NULL)
+                engine->given[k] = (tp_event){.start_ns = before, .end_ns = after, .wait_ns = engine->given[k].wait_ns};
+        }
         return TP_OK;
     }
     tp_status done = work_through(engine, i, *end, now);

@@ -54,6 +54,7 @@ struct tp_engine {
     int32_t *copies;        /* positions of the copies */
     tp_engine_copier *copier; /* NULL: none is, or it is emulated */
     tp_event *events;       /* [count] */
+    tp_event *given;        /* [count] of tp_engine_given; NULL: not kept */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
     int updates;            /* of each stage by micro-batches (U) in a step; 0: none, but one at its end */

@@ -73,6 +73,7 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->loan);
     tp_heap_free(engine->heap, engine->reuses);
     tp_heap_free(engine->heap, engine->events);
+    tp_heap_free(engine->heap, engine->given);
     tp_heap_free(engine->heap, engine->gather);
     tp_heap_free(engine->heap, engine->stage);
     tp_heap_free(engine->heap, engine->slots);

@@ -397,11 +397,8 @@ engine_pack(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-engine_events(PyObject *object, PyObject *unused)
+rows_of(PyObject *object, const tp_event *events, int64_t count)
 {
-    (void)unused;
-    int64_t count;
-    const tp_event *events = tp_engine_events(((engine_object *)object)->engine, &count);
     int64_t *rows = malloc((size_t)(5 * count + 1) * sizeof *rows);
     if (rows == NULL)
         return PyErr_NoMemory();
@@ -411,6 +408,28 @@ engine_events(PyObject *object, PyObject *unused)
     }
     Py_ssize_t shape[2] = {(Py_ssize_t)count, 5};
     return tp_py_array(tp_py_state_of(object), rows, 'q', 2, shape);
+}
+
+static PyObject *
+engine_events(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    int64_t count;
+    const tp_event *events = tp_engine_events(((engine_object *)object)->engine, &count);
+    return rows_of(object, events, count);
+}
+
+static PyObject *
+engine_given(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    int64_t count;
+    const tp_event *events = NULL;
+    if (engine_claim((engine_object *)object) < 0)
+        return NULL;
+    tp_status status = tp_engine_given(((engine_object *)object)->engine, &events, &count);
+    ((engine_object *)object)->busy = 0;
+    return status == TP_OK ? rows_of(object, events, count) : tp_py_raise(tp_py_state_of(object), status);
 }
 
 static PyObject *
@@ -456,6 +475,9 @@ static PyMethodDef engine_methods[] = {
     {"events", engine_events, METH_NOARGS,
      "events($self, /)\n--\n\n-> int64 [instructions, 5] of the last step: position, step, start_ns, end_ns, wait_ns before "
      "start (OPT: within)."},
+    {"given", engine_given, METH_NOARGS,
+     "given($self, /)\n--\n\n-> int64 [instructions, 5], the last three by the host's clock: when it began and ended to give each to "
+     "the device, and when it came to it, 0 where that waits for nothing; kept from the first call on."},
     {"caveats", engine_caveats, METH_NOARGS,
      "caveats($self, /)\n--\n\n-> what works otherwise than it was meant to on this rank, and why, in sentences."},
     {"memory", engine_memory, METH_NOARGS,
