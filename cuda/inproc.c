@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/cpu_relax.h"
 #include "csrc/comm/region.h"
 #include "cuda/comm.h"
 
@@ -22,6 +23,7 @@ typedef struct {
     tp_cuda_comm base; /* first */
     outbox **to;       /* [ranks], made when first used: before the first step is through */
     tp_cuda_event ready, copied;
+    unsigned ways; /* of tp_inproc_way */
 } inproc_comm;
 
 static void
@@ -85,17 +87,37 @@ open_box(inproc_comm *c, int peer, outbox **out)
     return TP_OK;
 }
 
+/* What the host waits for, by looking at it. */
+typedef struct {
+    int64_t since; /* 0: not looked yet */
+    int peer, inward;
+    uint64_t tag;
+    size_t bytes;
+} waiting;
+
+/* After a look that found it not there. */
+static tp_status
+look_again(inproc_comm *c, waiting *w)
+{
+    int64_t now = tp_clock_ns();
+    w->since = w->since > 0 ? w->since : now;
+    TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
+    if (c->base.comm.timeout_ns > 0 && now - w->since > c->base.comm.timeout_ns)
+        return tp_comm_too_late(&c->base.comm, c->base.region, w->peer, w->inward, w->tag, 0, w->bytes);
+    if (c->ways & TP_INPROC_SPINS)
+        tp_cpu_relax();
+    else
+        tp_clock_sleep_until(now + POLL_NS);
+    return TP_OK;
+}
+
 /* Until the receiver has recorded that it has read what the slot held. */
 static tp_status
 await_slot(inproc_comm *c, outbox *box, int peer, uint64_t tag)
 {
-    int64_t since = tp_clock_ns();
-    while (box->sent - atomic_load(&box->taken) >= TP_INPROC_SLOTS) {
-        TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
-        if (c->base.comm.timeout_ns > 0 && tp_clock_ns() - since > c->base.comm.timeout_ns)
-            return tp_comm_too_late(&c->base.comm, c->base.region, peer, 0, tag, 0, c->base.message_bytes);
-        tp_clock_sleep_until(tp_clock_ns() + POLL_NS);
-    }
+    waiting w = {.peer = peer, .tag = tag, .bytes = c->base.message_bytes};
+    while (box->sent - atomic_load(&box->taken) >= TP_INPROC_SLOTS)
+        TP_TRY(look_again(c, &w));
     return TP_OK;
 }
 
@@ -135,16 +157,47 @@ check_same(const tp_comm *comm, int peer, size_t sent, size_t expected)
                                       comm->rank, expected);
 }
 
+/* The oldest posted receive's word of the sender, without sleep. */
+static tp_status
+spin_for_word(inproc_comm *c, int peer)
+{
+    tp_comm *control = c->base.control;
+    const tp_cuda_receives *queue = &c->base.from[peer];
+    waiting w = {.peer = peer, .inward = 1};
+    while (control->ops->progress != NULL && queue->count > 0 && queue->items[queue->first].said.of == NULL) {
+        TP_TRY(control->ops->progress(control));
+        if (queue->items[queue->first].said.of == NULL)
+            TP_TRY(look_again(c, &w));
+    }
+    return TP_OK;
+}
+
+static tp_status
+await_arrival(inproc_comm *c, tp_cuda_event filled, int peer, size_t bytes)
+{
+    waiting w = {.peer = peer, .inward = 1, .bytes = bytes};
+    for (int done = 0;;) {
+        TP_TRY(tp_cuda_event_query(c->base.device, filled, &done));
+        if (done)
+            return TP_OK;
+        TP_TRY(look_again(c, &w));
+    }
+}
+
 static tp_status
 inproc_recv_wait(tp_comm *comm, int peer)
 {
     inproc_comm *c = (inproc_comm *)comm;
     tp_cuda_receive *r;
+    if (c->ways & TP_INPROC_SPINS && peer >= 0 && peer < comm->ranks)
+        TP_TRY(spin_for_word(c, peer));
     TP_TRY(c->base.control->ops->recv_wait(c->base.control, peer));
     TP_TRY(tp_cuda_comm_take(&c->base, peer, &r));
     TP_TRY(check_same(comm, peer, r->said.bytes, r->bytes));
     outbox *box = r->said.of;
     int i = (int)(r->said.number % TP_INPROC_SLOTS);
+    if (c->ways & TP_INPROC_ARRIVES)
+        TP_TRY(await_arrival(c, box->filled[i], peer, r->bytes));
     TP_TRY(tp_cuda_event_wait(c->base.device, box->filled[i], c->base.compute));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, r->data, box->slot[i], r->bytes, TP_CUDA_ON_DEVICE));
     if (box->freed[i] == NULL)
@@ -212,5 +265,16 @@ tp_comm_open_inproc(tp_comm *control, tp_region *region, size_t message_bytes, t
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %d ranks", control->ranks);
     }
     *out = &base->comm;
+    return TP_OK;
+}
+
+tp_status
+tp_inproc_ways(tp_comm *comm, unsigned ways)
+{
+    if (comm->ops != &inproc_ops)
+        return tp_fail(TP_EVALUE, "a communicator by %s waits in one way: one of stages of a process would be right", comm->ops->name);
+    if (ways > (TP_INPROC_SPINS | TP_INPROC_ARRIVES))
+        return tp_fail(TP_EVALUE, "ways is %u: 0 to %d would be right", ways, TP_INPROC_SPINS | TP_INPROC_ARRIVES);
+    ((inproc_comm *)comm)->ways = ways;
     return TP_OK;
 }

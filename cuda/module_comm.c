@@ -85,6 +85,23 @@ inproc(PyObject *module, PyObject *args)
     return put(status, comm);
 }
 
+static PyObject *
+inproc_ways(PyObject *module, PyObject *args)
+{
+    PyObject *capsule;
+    unsigned ways;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OI:inproc_ways", &capsule, &ways))
+        return NULL;
+    const tp_link *link = link_of(capsule);
+    if (link == NULL)
+        return NULL;
+    tp_status status = tp_inproc_ways(link->comm, ways);
+    if (status != TP_OK)
+        return tp_cuda_raise(status);
+    Py_RETURN_NONE;
+}
+
 static void
 drop_green(PyObject *capsule)
 {
@@ -136,6 +153,9 @@ static PyMethodDef functions[] = {
      "keeps guests of the first; replicas: of equally many ranks, one behind the other; copies: of the model in each."},
     {"inproc", inproc, METH_VARARGS,
      "inproc($module, link, message_bytes, /)\n--\n\n-> a communicator between stages of this process, in a capsule."},
+    {"inproc_ways", inproc_ways, METH_VARARGS,
+     "inproc_ways($module, link, ways, /)\n--\n\nHow a communicator by inproc() waits, for measurements: 1, the host never sleeps; "
+     "2, it gives nothing to the device before the message is there."},
     {"partitions", partitions, METH_VARARGS,
      "partitions($module, index, parts, /)\n--\n\n-> [(capsule, multiprocessors)] of equal parts of a GPU."},
     {NULL, NULL, 0, NULL},

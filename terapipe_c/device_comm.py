@@ -8,7 +8,7 @@ from typing import Any
 from . import _core, cuda
 from .job import copies_of, hosts_of
 
-__all__ = ["agree_on_attention", "connect", "inproc", "lines", "message_bytes", "nccl", "pipeline_on_one_gpu"]
+__all__ = ["agree_on_attention", "connect", "inproc", "inproc_ways", "lines", "message_bytes", "nccl", "pipeline_on_one_gpu"]
 
 MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
 KINDS = ("nccl", "host")
@@ -54,6 +54,12 @@ def nccl(control: _core.Comm, largest: int, max_ctas: int = 0, replicas: int = 1
 def inproc(control: _core.Comm, largest: int) -> _core.Comm:
     """A communicator between stages that are threads of this process; `control` must outlive it."""
     return _core.device_comm(control, cuda.load().inproc(_core.comm_link(control), largest))
+
+
+def inproc_ways(comm: _core.Comm, ways: int) -> None:
+    """How a communicator of :func:`inproc` waits from now on, for measurements: of 1 (the host never sleeps) and 2 (it gives
+    nothing to the device before the message is there) the sum."""
+    cuda.load().inproc_ways(_core.comm_link(comm), ways)
 
 
 def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Comm:

@@ -61,6 +61,7 @@ class Case:
     lag: bool = False               # the device comes no further
     reproducible: bool = True
     deaf: bool = False              # the communicator does not know who keeps guests
+    ways: int = 0                   # in which hand-over waits
 
 
 class World:
@@ -102,7 +103,11 @@ class World:
         if case.mode == "nccl":
             return device_comm.nccl(self.controls[rank], largest, replicas=case.replicas, copies=self.copies,
                                     hosts=() if case.deaf else self.pairs)
-        return device_comm.inproc(self.controls[rank], largest) if case.mode == "inproc" else self.controls[rank]
+        if case.mode != "inproc":
+            return self.controls[rank]
+        comm = device_comm.inproc(self.controls[rank], largest)
+        device_comm.inproc_ways(comm, case.ways)
+        return comm
 
     def happens(self, rank: int, step: int) -> None:
         if (self.case.dead, 1) == (rank, step):
