@@ -153,6 +153,69 @@ def test_a_pipeline_of_chunks_is_what_the_engine_runs():
         assert sum(layers) == 24 and layers[-1] == min(layers) and max(layers[:-1]) - min(layers[:-1]) <= 2
 
 
+def a_step(late=0.0, given_late=0.0, told_late=0.0, long=0.0):
+    """(traces, given) of two ranks: F, its message and F; the second F begins late, given late, its host having been told late, and
+    takes longer."""
+    ready = 12e-3
+    first = [("F", 0, 0, 0, 11e-3, ready - 1e-4), ("SF", 0, 0, 0, ready - 1e-4, ready)]
+    second = [("RF", 1, 0, 0, 1e-3, 1e-3), ("F", 1, 0, 0, ready + late, ready + 2e-3 + late + long)]
+    told = ready + told_late if told_late else 2e-3
+    given = max(told, ready + given_late if given_late else 0.0) + 1e-5
+    return [first, second], [[(1e-3, 1e-3, 1e-3), (1e-3, 1e-3, told)], [(1e-3, 1e-3, 1e-3), (2e-3, given - 1e-5, given)]]
+
+
+def test_what_begins_late_is_the_hosts_doing_or_the_devices(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    late, operations = of_training("operations", "pipeline, late starts")
+    right = operations(*a_step())
+    assert [op["op"] for op in right] == ["F0.0", "F1.0"] and right[1]["ready"] == 12e-3
+    cases = {
+        "nothing": ({}, (0, 0, 0, 0, 0)),
+        "device": ({"late": 1e-3}, (1, 1, 0, 0, 1)),
+        "asleep": ({"late": 1e-3, "given_late": 0.8e-3}, (1, 1, 0.81, 0.8, 0.19)),
+        "told late": ({"late": 1e-3, "told_late": 0.6e-3}, (1, 1, 0.61, 0, 0.39)),
+        "little": ({"late": 0.1e-3}, (0, 0, 0, 0, 0)),
+    }
+    for name, (step, (count, *ms)) in cases.items():
+        found = late["summed"]([operations(*a_step(**step))])
+        told = [found[f"late_{of}ms"] for of in ("", "by_host_", "as_host_slept_", "by_device_")]
+        assert (found["late_starts"], told) == (count, pytest.approx(ms, abs=1e-6)), name
+        assert found["stops"] == 0 and json.dumps(found)
+    found = late["summed"]([operations(*a_step(long=long)) for long in (0.0, 0.0, 0.9e-3)])
+    assert found["late_starts"] == found["stops_by_host_ms"] == 0
+    assert found["stops"] == pytest.approx(1 / 3) and found["stops_by_device_ms"] == pytest.approx(0.3)
+    assert late["rows_of"](right)[1].startswith("1 F1.0 11000 11000 ")
+
+
+def test_a_process_that_ends_leaves_the_other_ways(monkeypatch):
+    """One is killed, one fails: what the others found is kept, and what is fastest is told."""
+    import os
+    import signal
+
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    late, asked = of_training("pipeline_late", "pipeline, late starts")
+    found = dict(late_starts=2.0, late_by_host_ms=0.5, late_by_device_ms=1.0, stops=0, stops_by_host_ms=0, stops_by_device_ms=0)
+
+    def steps_by_ways(model, params, ways):
+        if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "8":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0":
+            raise RuntimeError("a sticky error")
+        return {way: {"step_s": 0.06 - 0.001 * i, **found} for i, way in enumerate(ways)}
+
+    monkeypatch.setenv("GPU_CHECK_SMALL", "1")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.setitem(late, "steps_by_ways", steps_by_ways)
+    result = asked()
+    assert result["8 queues"] == {"why": "ended with exit code -9"}
+    assert result["no graphs"] == {"why": "RuntimeError: a sticky error"}
+    assert result["headline"].startswith("32 queues, as is: 60.0 ms, 2.0 late (0.5 ms by the host, 1.0 by the device), 0.0 stops")
+    assert "; 32 queues, hosts spin and await arrivals: 57.0 ms" in result["headline"]
+    monkeypatch.setitem(late, "RUNS", {"8 queues": late["RUNS"]["8 queues"]})
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        asked()
+
+
 QUESTIONS = '''
 import os, signal, subprocess, sys, time
 from pathlib import Path

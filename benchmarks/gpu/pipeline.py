@@ -6,6 +6,7 @@ Parts share the memory's bandwidth and the card's power: a stage that works alon
 """
 
 import itertools
+import os
 import statistics
 import threading
 import time
@@ -144,9 +145,9 @@ def measured(model, params, lengths, program, partition):
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, (1, LONG + 1)).astype(np.int32)
     slicing, program = [(1, [n * LONG // 2048 for n in lengths])], program.lower()
 
-    def make(rank, comm, part):
+    def make(rank, comm, **device):
         return RankEngine(model, partition, slicing, program, rank, comm, backend=Backend("cuda", "bf16"), candidates=TIMED,
-                          part=part)
+                          **device)
 
     steps, traces, _, caveats = run_ranks(model, program, make, params, tokens)
     again = simulated(program, traces)
@@ -170,21 +171,27 @@ def summed_up(found):
                                f"{100 * off:.1f} % (goal 5)"}
 
 
-def run_ranks(model, program, make, params, tokens):
-    """(median seconds of a step without its update, [trace], [loss] of each rank, what the ranks say of themselves), ranks being
-    threads with a part of the GPU: the emulator has no parts."""
+def opened(model, ranks):
+    """(region, [part of the GPU], [communicator] of each rank); the emulator has no parts."""
     from terapipe_c import _core, cuda, device_comm
-    from terapipe_c.engine import gather_bytes, in_threads
+    from terapipe_c.engine import gather_bytes
 
-    ranks = program.num_ranks
     everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
     region = _core.Region.create(ranks, everyone, 1 << 16, max(64, gather_bytes(model)), False)
-    if small():
-        controls = [_core.Comm(region, rank, 120.0) for rank in range(ranks)]
-        parts, comms = [None] * ranks, [device_comm.inproc(control, 1 << 20) for control in controls]
-    else:
-        parts, comms = cuda.pipeline_on_one_gpu(region, 0, PATIENCE_S)
-    steps, start = [], threading.Barrier(ranks, timeout=60)
+    if not small():
+        return region, *cuda.pipeline_on_one_gpu(region, 0, PATIENCE_S)
+    controls = [_core.Comm(region, rank, 120.0) for rank in range(ranks)]
+    return region, [None] * ranks, [device_comm.inproc(control, 1 << 20) for control in controls]
+
+
+def run_ranks(model, program, make, params, tokens):
+    """(median seconds of a step without its update, [trace], [loss] of each rank, what the ranks say of themselves), ranks being
+    threads with a part of the GPU."""
+    from terapipe_c.engine import in_threads
+
+    region, parts, comms = opened(model, program.num_ranks)
+    steps, start = [], threading.Barrier(program.num_ranks, timeout=60)
+    eager = os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"
 
     def work(rank):
         try:
@@ -194,7 +201,7 @@ def run_ranks(model, program, make, params, tokens):
             raise
 
     def steps_of(rank):
-        engine = make(rank, comms[rank], part=parts[rank])
+        engine = make(rank, comms[rank], part=parts[rank], eager=eager)
         engine.load(params)
         for _ in range(3 if small() else 9):
             start.wait()

@@ -467,8 +467,8 @@ QUESTIONS = [
     Question("updates by micro-batches", 40, micro_updates, order=23),
     Question("loss curve", 60, curve, order=22, otherwise=EAGER),
     *(Question(f"training {size}", seconds, training(size), order=41 + i, otherwise=EAGER)
-      for i, (size, seconds) in enumerate({"124M": 16, "350M": 16, "774M": 19, "1558M": 28}.items())),
+      for i, (size, seconds) in enumerate({"124M": 13, "350M": 14, "774M": 17, "1558M": 28}.items())),
     Question("pytorch 124M", 30, torch_peer("124M", True), order=45, warm=warm_torch("124M", True)),
-    Question("profile", 14, profiled, order=49),
+    Question("profile", 10, profiled, order=49),
     Question("pytorch 1558M", 33, torch_peer("1558M", False), order=48, warm=warm_torch("1558M", False)),
 ]
