@@ -119,7 +119,7 @@ def test_a_pipeline_that_fails_leaves_the_others(monkeypatch):
             raise RuntimeError("a sticky error")
         rows = [("F", 0, 0, s, float(s), s + 0.9) for s in range(4)]
         rows += [(op, 0, 0, s, 8.0, 8.5) for op in "IW" for s in range(4)]
-        return step, [rows] * 4, [], ["steps are enqueued anew"]
+        return [(step, [rows] * 4)] * 2, [], ["steps are enqueued anew"]
 
     monkeypatch.setitem(training, "run_ranks", run_ranks)
     monkeypatch.setitem(training, "simulated", lambda program, traces: 0.3)
@@ -130,6 +130,18 @@ def test_a_pipeline_that_fails_leaves_the_others(monkeypatch):
     assert asked == [(4, 1), (4, 1), (4, 8), (4, 4), (8, 4), (12, 4), (16, 4)]
     assert found[-1]["slices of 512"]["caveats"] == ["steps are enqueued anew"]
     assert found[-1]["headline"].startswith("slices of 512, 2 stages a rank: 3.00 times GPipe") and "speedup" not in found[0]
+
+
+def test_a_step_is_laid_beside_what_the_simulator_makes_of_its_own_operations(monkeypatch):
+    import terapipe_c as tp
+
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    pipeline, measured = of_training("measured", "pipeline")
+    again, model = {"a": 0.9, "b": 2.0, "c": 3.3, "d": 1.5}, tp.GPTConfig(8, 1, 8, 64, 32, tie_weights=False)
+    monkeypatch.setitem(pipeline, "run_ranks", lambda *_: ([(1.0, "a"), (2.0, "b"), (3.0, "c"), (1.5, "d")], [], []))
+    monkeypatch.setitem(pipeline, "simulated", lambda program, traces: again[traces])
+    found, traces = measured(model, {}, [2048], tp.schedules.gpipe(4, 1), [(0, 1), (1, 2), (2, 3), (3, 18)])
+    assert found["simulated_over_measured"] == 1.0 and found["step_s"] == found["simulated_s"] == 1.75 and traces == "d"
 
 
 def test_a_pipeline_of_chunks_is_what_the_engine_runs():

@@ -1,7 +1,7 @@
 """Four stages on four equal parts of one GPU (green contexts): right, and how much sooner token slices end than GPipe.
 
 A step is a forward and a backward of one sequence of 2048 and the norm of its gradients, by the host's clock; the median of the
-steps after the first three, which warm up. Beside each the simulator's step, fed with what every operation of the last one took.
+steps after the first three, which warm up. Beside it the simulator's, fed with what every operation of the same step took.
 Parts share the memory's bandwidth and the card's power: a stage that works alone, as all of GPipe's do here, has more of both.
 """
 
@@ -33,9 +33,9 @@ def pipeline_right():
     tokens = np.random.default_rng(2).integers(0, model.vocab_size, (2, T + 1)).astype(np.int32)
     loss, _ = tp.loss_and_grads(model, params, tokens, backend="cuda")
     program, make = engine_of(model, [(1, [T // 2, T // 4, T // 4])] * 2, STAGES, "gpipe")
-    steps, traces, losses, caveats = run_ranks(model, program, make, params, tokens)
-    found = {"loss": loss, "losses_of_ranks": losses, "step_s": steps, "instructions": [len(t) for t in traces],
-             "caveats": caveats}
+    steps, losses, caveats = run_ranks(model, program, make, params, tokens)
+    found = {"loss": loss, "losses_of_ranks": losses, "step_s": statistics.median(seconds for seconds, _ in steps),
+             "instructions": [len(trace) for trace in steps[-1][1]], "caveats": caveats}
     assert all(abs(one / loss - 1) < 3e-3 for one in losses), found
     return found | {"headline": f"loss {losses[0]:.5f}, on one stage {loss:.5f}"}
 
@@ -138,7 +138,9 @@ def pipeline():
 
 
 def measured(model, params, lengths, program, partition):
-    """({seconds of a step, of the simulator's, ...}, the traces of the last step) of one sequence in these slices."""
+    """({seconds of a step, of the simulator's, ...}, the traces of a step of about that time) of one sequence in these slices.
+
+    A step takes a few percent more or less than the next: each is laid beside what the simulator makes of its own operations."""
     from terapipe_c.backend import Backend
     from terapipe_c.engine import TIMED, RankEngine
 
@@ -149,10 +151,12 @@ def measured(model, params, lengths, program, partition):
         return RankEngine(model, partition, slicing, program, rank, comm, backend=Backend("cuda", "bf16"), candidates=TIMED,
                           **device)
 
-    steps, traces, _, caveats = run_ranks(model, program, make, params, tokens)
-    again = simulated(program, traces)
-    return {"step_s": steps, "simulated_s": again, "simulated_over_measured": again / steps, "caveats": caveats,
-            "layers": layers_of(model, partition)}, traces  # fmt: skip
+    steps, _, caveats = run_ranks(model, program, make, params, tokens)
+    took, again = [seconds for seconds, _ in steps], [simulated(program, traces) for _, traces in steps]
+    usual = statistics.median_low(took)
+    return {"step_s": statistics.median(took), "simulated_s": statistics.median(again), "steps_s": took, "each_simulated_s": again,
+            "simulated_over_measured": statistics.median(b / a for a, b in zip(took, again, strict=True)), "caveats": caveats,
+            "layers": layers_of(model, partition)}, steps[took.index(usual)][1]  # fmt: skip
 
 
 def summed_up(found):
@@ -185,12 +189,13 @@ def opened(model, ranks):
 
 
 def run_ranks(model, program, make, params, tokens):
-    """(median seconds of a step without its update, [trace], [loss] of each rank, what the ranks say of themselves), ranks being
-    threads with a part of the GPU."""
+    """([(seconds, [trace of each rank])] of the steps after those that warm up, without update, [loss] of each rank, what the ranks
+    say of themselves), ranks being threads with a part of the GPU."""
     from terapipe_c.engine import in_threads
 
     region, parts, comms = opened(model, program.num_ranks)
-    steps, start = [], threading.Barrier(program.num_ranks, timeout=60)
+    warm, count = (0, 3) if small() else (3, 6)
+    start = threading.Barrier(program.num_ranks, timeout=60)
     eager = os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"
 
     def work(rank):
@@ -203,18 +208,18 @@ def run_ranks(model, program, make, params, tokens):
     def steps_of(rank):
         engine = make(rank, comms[rank], part=parts[rank], eager=eager)
         engine.load(params)
-        for _ in range(3 if small() else 9):
+        steps = []
+        for _ in range(warm + count):
             start.wait()
             begin = time.perf_counter()
             loss, *_ = engine.run(tokens, update=False)
             start.wait()
-            if rank == 0:
-                steps.append(time.perf_counter() - begin)
-        return engine.trace(), loss, engine.caveats
+            steps.append((time.perf_counter() - begin, engine.trace()))
+        return steps[warm:], loss, engine.caveats
 
     told = in_threads(region, work)
-    caveats = sorted({text for *_, said in told for text in said})
-    return statistics.median(steps[3:] or steps), [trace for trace, *_ in told], [loss for _, loss, _ in told], caveats
+    steps = [(of_ranks[0][0], [trace for _, trace in of_ranks]) for of_ranks in zip(*(steps for steps, *_ in told), strict=True)]
+    return steps, [loss for _, loss, _ in told], sorted({text for *_, said in told for text in said})
 
 
 def simulated(program, traces):
