@@ -1,10 +1,10 @@
 #include "cuda/inproc.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "csrc/base/clock.h"
-#include "csrc/base/cpu_relax.h"
 #include "csrc/comm/region.h"
 #include "cuda/comm.h"
 
@@ -105,7 +105,7 @@ look_again(inproc_comm *c, waiting *w)
     if (c->base.comm.timeout_ns > 0 && now - w->since > c->base.comm.timeout_ns)
         return tp_comm_too_late(&c->base.comm, c->base.region, w->peer, w->inward, w->tag, 0, w->bytes);
     if (c->ways & TP_INPROC_SPINS)
-        tp_cpu_relax();
+        sched_yield();
     else
         tp_clock_sleep_until(now + POLL_NS);
     return TP_OK;
@@ -173,12 +173,16 @@ spin_for_word(inproc_comm *c, int peer)
 }
 
 static tp_status
-await_arrival(inproc_comm *c, tp_cuda_event filled, int peer, size_t bytes)
+await_device(inproc_comm *c, tp_cuda_event filled, int peer, size_t bytes)
 {
     waiting w = {.peer = peer, .inward = 1, .bytes = bytes};
-    for (int done = 0;;) {
-        TP_TRY(tp_cuda_event_query(c->base.device, filled, &done));
-        if (done)
+    int arrived = !(c->ways & TP_INPROC_ARRIVES), settled = !(c->ways & TP_INPROC_SETTLES);
+    for (;;) {
+        if (!settled)
+            TP_TRY(tp_cuda_query(c->base.device, c->base.compute, &settled));
+        if (!arrived)
+            TP_TRY(tp_cuda_event_query(c->base.device, filled, &arrived));
+        if (settled && arrived)
             return TP_OK;
         TP_TRY(look_again(c, &w));
     }
@@ -196,8 +200,7 @@ inproc_recv_wait(tp_comm *comm, int peer)
     TP_TRY(check_same(comm, peer, r->said.bytes, r->bytes));
     outbox *box = r->said.of;
     int i = (int)(r->said.number % TP_INPROC_SLOTS);
-    if (c->ways & TP_INPROC_ARRIVES)
-        TP_TRY(await_arrival(c, box->filled[i], peer, r->bytes));
+    TP_TRY(await_device(c, box->filled[i], peer, r->bytes));
     TP_TRY(tp_cuda_event_wait(c->base.device, box->filled[i], c->base.compute));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, r->data, box->slot[i], r->bytes, TP_CUDA_ON_DEVICE));
     if (box->freed[i] == NULL)
@@ -273,8 +276,9 @@ tp_inproc_ways(tp_comm *comm, unsigned ways)
 {
     if (comm->ops != &inproc_ops)
         return tp_fail(TP_EVALUE, "a communicator by %s waits in one way: one of stages of a process would be right", comm->ops->name);
-    if (ways > (TP_INPROC_SPINS | TP_INPROC_ARRIVES))
-        return tp_fail(TP_EVALUE, "ways is %u: 0 to %d would be right", ways, TP_INPROC_SPINS | TP_INPROC_ARRIVES);
+    const unsigned all = TP_INPROC_SPINS | TP_INPROC_ARRIVES | TP_INPROC_SETTLES;
+    if (ways > all)
+        return tp_fail(TP_EVALUE, "ways is %u: 0 to %u would be right", ways, all);
     ((inproc_comm *)comm)->ways = ways;
     return TP_OK;
 }

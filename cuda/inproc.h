@@ -20,8 +20,9 @@ tp_comm_open_inproc(tp_comm *control, tp_region *region, size_t message_bytes, t
 /* For measurements (benchmarks/gpu/late.py): otherwise than by default, from the next message on.
  * SPINS: the host never sleeps while it waits for another rank's, since a processor that has gone to sleep may wake up late.
  * ARRIVES: a receiver's host gives nothing to the device before the message is there, so that no stream waits for another and
- * little is queued: what is queued is what the device may begin. */
-typedef enum { TP_INPROC_SPINS = 1, TP_INPROC_ARRIVES = 2 } tp_inproc_way;
+ * little is queued: what is queued is what the device may begin.
+ * SETTLES: nor before all that it has been given is done, so that nothing is queued. */
+typedef enum { TP_INPROC_SPINS = 1, TP_INPROC_ARRIVES = 2, TP_INPROC_SETTLES = 4 } tp_inproc_way;
 
 /* EVALUE: no communicator by tp_comm_open_inproc, or ways that there are not. */
 TP_MUST_USE tp_status

@@ -197,6 +197,8 @@ def test_what_begins_late_is_the_hosts_doing_or_the_devices(monkeypatch):
     assert found["late_starts"] == found["stops_by_host_ms"] == 0
     assert found["stops"] == pytest.approx(1 / 3) and found["stops_by_device_ms"] == pytest.approx(0.3)
     assert late["rows_of"](right)[1].startswith("1 F1.0 11000 11000 ")
+    around = late["around"](15e-3, [1_000_000, 2_000_000], right, a_step()[1], [14_500_000, 14_400_000])
+    assert around == pytest.approx({"before_ms": 10, "reading_ms": 12.5, "besides_ms": 1.5})
 
 
 def test_a_process_that_ends_leaves_the_other_ways(monkeypatch):
@@ -222,7 +224,7 @@ def test_a_process_that_ends_leaves_the_other_ways(monkeypatch):
     assert result["8 queues"] == {"why": "ended with exit code -9"}
     assert result["no graphs"] == {"why": "RuntimeError: a sticky error"}
     assert result["headline"].startswith("32 queues, as is: 60.0 ms, 2.0 late (0.5 ms by the host, 1.0 by the device), 0.0 stops")
-    assert "; 32 queues, hosts spin and await arrivals: 57.0 ms" in result["headline"]
+    assert "; 32 queues, and settle: 57.0 ms" in result["headline"]
     monkeypatch.setitem(late, "RUNS", {"8 queues": late["RUNS"]["8 queues"]})
     with pytest.raises(RuntimeError, match="exit code -9"):
         asked()

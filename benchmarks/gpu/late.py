@@ -18,17 +18,17 @@ import numpy as np
 from gpu_check import Question, small, so_far
 
 LATE_S = 200e-6
-WARM, ROUNDS, STEPS = 3, 2, 2 if small() else 4  # steps as graphs come third; rounds over all ways, each way one step to settle
+WARM, ROUNDS, STEPS = 3, *((1, 2) if small() else (2, 4))  # graphs come third; rounds over all ways; a step more to settle in each
 CHUNKS, TOKENS = 3, 512  # the fastest program of 2026-11-26 on an H200, and the partition that the simulator liked there
 LAYERS = 1.5, 1.5, 2.0, 2.0, 1.5, 2.5, 2.5, 2.5, 2.5, 2.5, 2.5, 0.5
-WAYS = {"as is": 0, "hosts spin": 1, "hosts await arrivals": 2, "hosts spin and await arrivals": 3}  # cuda/inproc.h
+WAYS = {"as is": 0, "hosts spin": 1, "and await arrivals": 3, "and settle": 7}  # cuda/inproc.h
 # How a process with four ranks is started, and which ways are tried there. The package asks for 32 queues itself.
 RUNS = {
     "32 queues": ({}, tuple(WAYS)),
-    "8 queues": ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, ("as is", "hosts spin and await arrivals")),
-    "no graphs": ({"TERAPIPE_CUDA_GRAPHS": "0"}, ("as is", "hosts spin and await arrivals")),
+    "8 queues": ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, ("as is", "and await arrivals")),
+    "no graphs": ({"TERAPIPE_CUDA_GRAPHS": "0"}, ("as is", "and await arrivals")),
 }
-RUN_S = 12.0  # of a process, which takes about half of that
+RUN_S = 12.0  # of a process at most: what else a GPU needs for one such pipeline is 2 to 3 s
 WORKS = ("F", "B", "I", "W")
 
 
@@ -118,6 +118,14 @@ def summed(steps):
     }  # fmt: skip
 
 
+def around(took, begin_ns, step, given, end_ns):
+    """Milliseconds of a step that lie before its first operation, and at its end, when marks are read, by the host's clock."""
+    first = min(op["start"] for op in step)
+    last = max(end * 1e-9 - rank[-1][2] for end, rank in zip(end_ns, given, strict=True))
+    return {"before_ms": 1e3 * (first - min(begin_ns) * 1e-9), "reading_ms": 1e3 * last,
+            "besides_ms": 1e3 * (took - (max(end_ns) - min(begin_ns)) * 1e-9)}  # fmt: skip
+
+
 def rows_of(step):
     """A step: rank, operation, the microseconds when it was ready, began, ended, was come to, began and ended to be given."""
     zero = min(op["begun"] for op in step)
@@ -173,23 +181,26 @@ def steps_by_ways(model, params, ways):
             for step in range(1 + STEPS):
                 start.wait()
                 begin = time.perf_counter()
-                engine.run(tokens, update=False)
+                *_, begin_ns, end_ns = engine.run(tokens, update=False)
                 start.wait()
                 took = time.perf_counter() - begin
                 if step > 0:
-                    found[way].append((took, engine.trace(), engine.given()))
+                    found[way].append((took, engine.trace(), engine.given(), begin_ns, end_ns))
         return found, engine.caveats
 
     ranks = in_threads(region, work)
     found = {"caveats": sorted({text for _, caveats in ranks for text in caveats})}
     for way in ways:
         each = list(zip(*(one[way] for one, _ in ranks), strict=True))  # of a step, of all ranks
-        took, traces = [step[0][0] for step in each], [[rank[1] for rank in step] for step in each]
-        steps = [operations(trace, [rank[2] for rank in step]) for trace, step in zip(traces, each, strict=True)]
+        took = [step[0][0] for step in each]
+        traces, given, begins, ends = ([[rank[i] for rank in step] for step in each] for i in range(1, 5))
+        steps = list(map(operations, traces, given))
+        outside = list(map(around, took, begins, steps, given, ends))
         again = [simulated(program, trace) / seconds for trace, seconds in zip(traces, took, strict=True)]
         worst = max(range(len(steps)), key=lambda i: sum(lateness(op)[0] for op in steps[i] if lateness(op)[0] > LATE_S))
         found[way] = {"step_s": statistics.median(took), "steps_s": took, "simulated_over_measured": statistics.median(again),
-                      **summed(steps), "worst": rows_of(steps[worst])}  # fmt: skip
+                      **{name: statistics.median(one[name] for one in outside) for name in outside[0]}, **summed(steps),
+                      "worst": rows_of(steps[worst])}  # fmt: skip
     return found
 
 
