@@ -52,7 +52,9 @@ def a_life(engine, model, params):
             engine.load({name: 0.5 * value for name, value in params.items()})
     held = {f"{kind} {name}": array for kind in ("params", "exp_avg", "exp_avg_sq", "grads")
             for name, array in engine.export(kind).items()}
-    times = [row[4:] for row in engine.trace()]
+    trace = engine.trace()
+    assert all(row[4] == row[5] == before[5] for before, row in itertools.pairwise(trace) if row[0] in ("RF", "RB"))   # no marks
+    times = [row[4:] for row in trace]
     return told, held, engine.given(), times, engine.caveats
 
 
