@@ -9,6 +9,7 @@
 #include "cuda/comm.h"
 
 #define POLL_NS 5000 /* a moment of a stage is hundreds of microseconds */
+#define SPIN_NS 2000 /* between two looks that do not sleep: a look at the device takes the driver's lock from who launches */
 
 /* The message slots that a sender keeps for one receiver. */
 typedef struct {
@@ -104,10 +105,11 @@ look_again(inproc_comm *c, waiting *w)
     TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
     if (c->base.comm.timeout_ns > 0 && now - w->since > c->base.comm.timeout_ns)
         return tp_comm_too_late(&c->base.comm, c->base.region, w->peer, w->inward, w->tag, 0, w->bytes);
-    if (c->ways & TP_INPROC_SPINS)
-        sched_yield();
-    else
+    if (!(c->ways & TP_INPROC_SPINS))
         tp_clock_sleep_until(now + POLL_NS);
+    else
+        while (tp_clock_ns() < now + SPIN_NS)
+            sched_yield();
     return TP_OK;
 }
 
