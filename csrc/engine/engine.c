@@ -338,12 +338,12 @@ typedef struct {
     int finished;
 } running;
 
-/* *at is of engine->events: its twin in engine->given has the host's clock. */
+/* *at is a time of engine->events: the same one of engine->given becomes the host's. */
 static void
 note_given(tp_engine *engine, const int64_t *at)
 {
     if (engine->given != NULL)
-        ((int64_t *)engine->given)[at - (int64_t *)engine->events] = tp_clock_ns();
+        *(int64_t *)((char *)engine->given + ((const char *)at - (const char *)engine->events)) = tp_clock_ns();
 }
 
 static tp_status

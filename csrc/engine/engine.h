@@ -135,9 +135,9 @@ tp_engine_evaluate(tp_engine *engine, const int32_t *tokens, double *loss);
 /* Events of the last step, one per instruction: [instructions of the rank]. */
 const tp_event *
 tp_engine_events(const tp_engine *engine, int64_t *count);
-/* For each of them times by the host's clock alone: wait_ns when the host came to the instruction, 0 where that waits for nothing (OPT: always);
- * start_ns and end_ns when it began and ended to give it to the device, of a graph with all that it launches. Swaps beside the
- * work have none. Kept from the first call on, which takes the room for it: not within a step. EMEMORY. */
+/* For each of them times by the host's clock alone: wait_ns when the host came to the instruction, 0 where that waits for nothing
+ * (OPT: always); start_ns and end_ns when it began and ended to give it to the device, of a graph with all that it launches. Swaps
+ * beside the work have none. Kept from the first call on, which takes the room for it: not within a step. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_given(tp_engine *engine, const tp_event **events, int64_t *count);
 /* What was done otherwise than by default so far, and why: of messages (i 0), of the device (1); "": nothing. */
