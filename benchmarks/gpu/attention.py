@@ -7,6 +7,7 @@ tp_cuda_attention_force, asks for one. cuDNN's forward is measured by PyTorch's 
 TERAPIPE_ATTENTION=cudnn asks for it, with a question of its own to whether it is right; where it is not installed, not.
 """
 
+import contextlib
 import os
 import statistics
 
@@ -280,6 +281,52 @@ def same_slices(row):
     row["cudnn_told"] = its.told
 
 
+def backward_beside():
+    """Ours backward in slices of 256 to 1024 beside cuDNN's, by PyTorch, of as many queries over as many keys. PyTorch's call hides
+    no key but by a square's diagonal, so it is asked for all: the easier work, of which each pair counts. What cuDNN would have to
+    add up besides, d(k) and d(v) of a key from all slices that see it, is left out."""
+    import torch
+
+    found, tokens, wgmma = [], 64 if small() else 16384, not no_wgmma()
+    for D, H in ((64, 1),) if small() else ((64, 32), (128, 16)):
+        for T in (32,) if small() else (8192, 4096, 2048):
+            shape = (tokens // T, H, D, T)
+            sequence = Sequence(BF16, *shape, wgmma=wgmma)
+            for size in [16] if small() else [256, 512, 1024]:
+                slices, contexts = [size] * (T // size), np.arange(0, T, size)
+                sequence.run(slices)
+                ours_s = clock(lambda slices=slices, run=sequence.backward: run(slices))
+                few = contexts[sorted({0, len(contexts) // 2, len(contexts) - 1})]
+                cudnn_s = [clock(rectangle(*shape[:3], size, size + int(context))) for context in few]
+                its_s = np.polyval(np.polyfit(few, cudnn_s, len(few) - 1), contexts).sum()  # nearly straight in the context
+                flops = 1e-11 * shape[0] * H * D
+                rate = [flops * T * (T + 1) / 2 / ours_s, flops * size * (size + contexts).sum() / its_s]
+                found.append(dict(zip(("batch", "heads", "head_dim", "tokens"), shape, strict=True)) |
+                             {"slices_of": size, "contexts": few.tolist(), "cudnn_s": cudnn_s, "ours_s": ours_s,
+                              "backward_tflops": round(rate[0], 1), "cudnn_backward_tflops": round(rate[1], 1),
+                              "of_cudnn": round(rate[0] / rate[1], 3)})  # fmt: skip
+                shares = [row["of_cudnn"] for row in found]
+                so_far({"headline": f"backward in slices {min(shares):.2f} to {max(shares):.2f} of cuDNN's rate (goal 0.9), "
+                                    f"{len(found)} shapes", "shapes": found})  # fmt: skip
+            del sequence
+            torch.cuda.empty_cache()
+    return {"headline": f"backward in slices {min(shares):.2f} to {max(shares):.2f} of cuDNN's rate (goal 0.9)", "shapes": found}
+
+
+def rectangle(B, H, D, rows, keys):
+    """cuDNN's backward of rows queries over so many keys, all visible."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    where = "cpu" if small() else "cuda"
+    q, k, v = (torch.randn(B, H, n, D, device=where, dtype=torch.bfloat16).requires_grad_() for n in (rows, keys, keys))
+    gradient = torch.randn_like(q)
+    with contextlib.nullcontext() if small() else sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        o = scaled_dot_product_attention(q, k, v)
+    return lambda: torch.autograd.grad(o, (q, k, v), gradient, retain_graph=True)
+
+
 def said(found):
     """The headline: of slices, not of whole sequences."""
     def span(shares):
@@ -451,4 +498,5 @@ QUESTIONS = [
     Question("attention speed", 35, speed, order=46),
     Question("cudnn right", 60, cudnn_right, order=27),
     Question("cudnn speed", 15, cudnn_speed, order=63),
+    Question("attention backward beside cudnn", 10, backward_beside, order=64),
 ]
