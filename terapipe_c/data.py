@@ -376,7 +376,7 @@ def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], s
     if index is not None:
         return _open_megatron(index)
     if not path.is_file():
-        raise InvalidValueError(f"{path} is not a file")
+        raise InvalidValueError(f"{path} is not a file: one of text or tokens would be right")
     if path.stat().st_size == 0:
         raise InvalidValueError(f"{path} is empty: it has no tokens")
     if path.suffix == ".bin":
