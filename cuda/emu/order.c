@@ -61,11 +61,6 @@ is_device(uintptr_t at)
 static void
 remember(const touched *now)
 {
-    for (size_t i = 0; i < count; i++)
-        if (list[i].begin == now->begin && list[i].end == now->end && list[i].line == now->line && list[i].writes == now->writes) {
-            list[i] = *now;
-            return;
-        }
     if (count == room) {
         size_t more = room == 0 ? 256 : 2 * room;
         touched *grown = realloc(list, more * sizeof *grown);
@@ -83,14 +78,21 @@ touch(int line, const char *name, const void *pointer, size_t bytes, int writes)
     touched now = {(uintptr_t)pointer, (uintptr_t)pointer + bytes, line, writes, clocks[line].at[line], name};
     if (bytes == 0 || !is_device(now.begin))
         return TP_OK;
+    touched *same = NULL;
     for (size_t i = 0; i < count; i++) {
-        const touched *before = &list[i];
-        if (before->line != line && before->begin < now.end && now.begin < before->end && (writes || before->writes) &&
-            before->at > clocks[line].at[before->line])
+        touched *before = &list[i];
+        if (before->line == line) {
+            if (before->begin == now.begin && before->end == now.end && before->writes == writes)
+                same = before;
+        } else if (before->begin < now.end && now.begin < before->end && (writes || before->writes) &&
+                   before->at > clocks[line].at[before->line])
             return tp_fail(TP_ERUNTIME, "emulated streams: \"%s\" on one and \"%s\" on another touch the same %zu bytes at %p, and neither "
                            "waits for the other", before->name, name, bytes, pointer);
     }
-    remember(&now);
+    if (same != NULL)
+        *same = now;
+    else
+        remember(&now);
     return TP_OK;
 }
 
