@@ -170,11 +170,13 @@ def test_a_ctrl_c_is_not_lost_after_a_handler_that_raised():
 def test_what_fails_in_a_checkpoint_is_told_and_not_what_followed(tmp_path, monkeypatch):
     """Rank 0 takes the folder of what it could not write away, in which the others were about to write."""
     write, abort = checkpoint.write_tensors, checkpoint.CheckpointWriter.abort
-    gone, followed = threading.Event(), threading.Event()
+    about, gone, followed = threading.Event(), threading.Event(), threading.Event()
 
     def fail_or_follow(folder, *arguments):
         if threading.current_thread().name == "terapipe rank 0":
+            assert about.wait(30)       # a slow one finds no folder, and has nothing to write
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        about.set()
         gone.wait(30)
         try:
             return write(folder, *arguments)

@@ -276,7 +276,7 @@ def test_a_ctrl_c_is_raised_once_no_rank_is_at_work(monkeypatch):
             at_work.remove(self)
 
     def begin(self, model, stages, slicing, program, rank, comm, **options):
-        self.region, self.rank = comm.region, rank
+        self.region, self.rank, self.names = comm.region, rank, ()
 
     monkeypatch.setattr(engine.RankEngine, "__init__", begin)
     monkeypatch.setattr(engine.RankEngine, "load", lambda self, params: None)
