@@ -28,14 +28,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # less than some seconds, and build what they share under a lock. Every other test, a new module's too, runs while no other does:
 # those that measure, or that kill ranks and ask that all has ended within two seconds.
 SHARING = [f"test_{name}" for name in """
-    auto ladder cuda_pipedream training cuda_guests links plan judge cuda_wgmma cuda_stage cuda_replicas cuda_chimera train
-    planner_plans cuda_cudnn cuda_build notebook swap mpi lean chimera_plan limits comm examples cli swap_beside bpipe uneven
-    benchmarks replicas cuda_graphs package cuda_nccl gemm pipedream compare progress chimera_engine cuda_races cuda_attention
-    dawnpiper auto_bounds split cuda_progress checkpoint layering gpu_check planners in_flight types sweep cuda_rows engine
-    bmpipe passed_over stage layer_graph planner_arguments baselines cost sliced cuda_apart chimera bad_arguments autopipe
-    reference sched sched_timing zero_bubble long_slices recompute baselines_published capi checkpoint_crashes cuda_gemm data
-    interop nodes papers slicing_bound view zoo cuda_pipeline capture config cuda_order cudnn_plans guests own_program torch_csv
-    bmpipe_scale bmpipe_start capture_data capture_functions capture_in_place dawnpiper_work
+    auto ladder cuda_pipedream plan signals links training judge cuda_guests cuda_stage surroundings cuda_wgmma planner_plans
+    benchmarks train cuda_chimera cuda_replicas cuda_build cuda_cudnn lean chimera_plan notebook swap examples swap_beside
+    limits mpi uneven package bpipe cli comm replicas cuda_graphs gemm pipedream auto_bounds compare dawnpiper split cuda_nccl
+    bmpipe progress chimera_engine layering gpu_check types passed_over checkpoint sweep cuda_attention cuda_progress planners
+    in_flight engine launchers_end stage layer_graph planner_arguments cuda_rows baselines cost sliced cuda_races bad_arguments
+    autopipe chimera sched sched_timing zero_bubble long_slices misplaced network cuda_apart reference recompute
+    baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view zoo cuda_pipeline doctor data
+    capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start capture_data capture_functions
+    capture_in_place dawnpiper_work
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 
