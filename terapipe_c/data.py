@@ -24,6 +24,7 @@ import struct
 import sysconfig
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -252,31 +253,40 @@ def _file_of(tokens: NDArray[Any]) -> tuple[str, os.stat_result] | None:
         return None
 
 
-def place_of(tokens: NDArray[Any]) -> dict[str, Any] | None:
-    """The place in a file where these tokens are, for `tokens_at` of another process, if they are a read-only shared mapping (that
-    of np.memmap or np.load with mode "r", or a piece of it) of a file that can still be found by its name; else None."""
+def place_of(tokens: NDArray[Any]) -> tuple[int, dict[str, Any]] | None:
+    """A descriptor of the file where these tokens are, and the place there, for `tokens_at` of a process that inherits it, if they
+    are a read-only shared mapping (that of np.memmap or np.load with mode "r", or a piece of it) of a file that can still be found
+    by its name; else None."""
     address = tokens.__array_interface__["data"][0]
     vma = _mapping(address)
     if vma is None or not tokens.flags.c_contiguous or vma["mode"] != "r--s" or address + tokens.nbytes > vma["end"]:
         return None
     try:
-        with open(vma["path"], "rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ) as memory:
-            again = _mapping(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])    # stat may number devices otherwise
-            now = os.fstat(file.fileno())
-    except (OSError, ValueError):
+        fd = os.open(vma["path"], os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
         return None
+    again = None
+    with suppress(OSError, ValueError), mmap.mmap(fd, 1, access=mmap.ACCESS_READ) as memory:
+        again = _mapping(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])    # stat may number devices otherwise
     if again is None or again["file"] != vma["file"]:       # another file has that name by now
+        os.close(fd)
         return None
-    return {"path": vma["path"], "file": [now.st_dev, now.st_ino], "offset": vma["offset"] + address - vma["start"],
-            "dtype": tokens.dtype.str, "count": tokens.size}
+    return fd, {"path": vma["path"], "offset": vma["offset"] + address - vma["start"], "dtype": tokens.dtype.str,
+                "count": tokens.size}
 
 
-def tokens_at(place: Mapping[str, Any]) -> NDArray[Any]:
-    """What `place_of` told of, mapped; ValueError where the file has been replaced since."""
-    found = os.stat(place["path"])
-    if [found.st_dev, found.st_ino] != place["file"]:
-        raise InvalidValueError(f"{place['path']} was replaced while the run began: a file that nobody writes to would be right")
-    return np.memmap(place["path"], np.dtype(place["dtype"]), "r", place["offset"], (place["count"],))
+def tokens_at(fd: int, place: Mapping[str, Any]) -> NDArray[Any]:
+    """What `place_of` told of, mapped, whatever its name has become; ValueError where the file was cut off since."""
+    path, dtype, now = place["path"], np.dtype(place["dtype"]), os.fstat(fd)
+    if now.st_size < place["offset"] + place["count"] * dtype.itemsize:
+        raise InvalidValueError(f"{path} was cut off to {now.st_size} bytes while the run began: a file that nobody writes to "
+                                "would be right")
+    with open(fd, "rb", closefd=False) as file:
+        tokens = np.memmap(file, dtype, "r", place["offset"], (place["count"],))
+    with suppress(OSError):
+        if os.path.samestat(os.stat(path), now):
+            tokens.filename = path      # by which `_file_of` knows it
+    return tokens
 
 
 def _mapping(address: int) -> dict[str, Any] | None:

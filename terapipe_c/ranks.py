@@ -111,7 +111,8 @@ class ProcessRanks:
                 raise _core.ExecutionError(f"sys.executable is {sys.executable!r}: the path of the Python that ranks are to run, "
                                            "or processes=False, would be right")
             shared.append(_beyond_standard(os.dup(region.fd)))
-            shared.append(_beyond_standard(pack(job, arrays)))
+            for fd in pack(job, arrays):
+                shared.append(_beyond_standard(fd))
             shared.append(_beyond_standard(os.pidfd_open(os.getpid())))
             environment = _environment(job["threads_per_rank"])
             for rank in range(region.ranks):
@@ -184,11 +185,11 @@ class _Worker:
     def __init__(self, rank: int, descriptors: list[int], environment: dict[str, str]) -> None:
         self.rank, self.ended, self.silent, self._rest = rank, False, False, b""
         self.channel, socket_of_rank = socket.socketpair()
-        region, job, launcher = descriptors
+        region, *job, launcher = descriptors
         theirs = -1
         try:
             theirs = _beyond_standard(socket_of_rank.detach())
-            words = [str(word) for word in (rank, region, theirs, job, launcher)]
+            words = [str(word) for word in (rank, region, theirs, *job, launcher)]
             out, err = (subprocess.DEVNULL if stream is None else None for stream in (sys.__stdout__, sys.__stderr__))
             self.process = subprocess.Popen([sys.executable, *COMMAND, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                                             env=environment, pass_fds=[*descriptors, theirs], start_new_session=True)

@@ -281,13 +281,15 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
 # ---- a job and its arrays, from the launcher to a process, in one memfd ----------------------------------------------
 
 
-def pack(job: Job, arrays: Arrays) -> int:
+def pack(job: Job, arrays: Arrays) -> list[int]:
     """A sealed-in-memory copy as a descriptor: a length word, JSON {"job", "tokens", "arrays": {name: [dtype, shape, offset]}},
-    data. "tokens": where in a file the data is that needs no copy, and may be larger than the memory; or null."""
+    data. "tokens": the place of data that needs no copy, and may be larger than the memory, in a file, whose descriptor is the
+    second, so that the file may be removed from now on; or null."""
     from .data import place_of
 
-    tokens = place_of(arrays["data"]) if "data" in arrays else None
-    arrays = {name: array for name, array in arrays.items() if name != "data" or tokens is None}
+    mapped = place_of(arrays["data"]) if "data" in arrays else None
+    file, tokens = (None, None) if mapped is None else mapped
+    arrays = {name: array for name, array in arrays.items() if name != "data" or mapped is None}
     index: dict[str, list[Any]] = {}
     offset = 0
     for name, array in arrays.items():
@@ -295,8 +297,9 @@ def pack(job: Job, arrays: Arrays) -> int:
         offset += -(-array.nbytes // 64) * 64
     text = json.dumps({"job": dict(job), "tokens": tokens, "arrays": index}).encode()
     base = -(-(8 + len(text)) // 64) * 64
-    fd = os.memfd_create("terapipe_c job", os.MFD_CLOEXEC)
+    fds = [] if file is None else [file]
     try:
+        fds.insert(0, fd := os.memfd_create("terapipe_c job", os.MFD_CLOEXEC))
         os.posix_fallocate(fd, 0, base + offset)  # too large: an error here, not a SIGBUS there
         with mmap.mmap(fd, base + offset) as memory:
             memory[:8 + len(text)] = struct.pack("<Q", len(text)) + text
@@ -306,12 +309,13 @@ def pack(job: Job, arrays: Arrays) -> int:
                     np.copyto(view.reshape(array.shape), array)
                     del view
     except BaseException:
-        os.close(fd)
+        for one in fds:
+            os.close(one)
         raise
-    return fd
+    return fds
 
 
-def unpack(fd: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def unpack(fd: int, file: int = -1) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """What `pack` packed; the arrays are read-only views of the memory, or of the file."""
     from .data import tokens_at
 
@@ -325,7 +329,7 @@ def unpack(fd: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         flat = np.frombuffer(memory, dtype, count, base + offset) if count else np.empty(0, dtype)
         arrays[name] = flat.reshape(shape)
     if both["tokens"] is not None:
-        arrays["data"] = tokens_at(both["tokens"])
+        arrays["data"] = tokens_at(file, both["tokens"])
     return both["job"], arrays
 
 
@@ -387,9 +391,9 @@ class _Telling:
 
 
 def main(words: list[str]) -> int:
-    """The process of one rank, behind _rank.py. words: rank, then the descriptors of region, socket, job and the
-    launcher's pidfd."""
-    rank, region_fd, channel_fd, job_fd, launcher = map(int, words)
+    """The process of one rank, behind _rank.py. words: rank, then the descriptors of region, socket, job (one or two, as of
+    `pack`) and the launcher's pidfd."""
+    rank, region_fd, channel_fd, *job_fds, launcher = map(int, words)
     region = _core.Region.attach(region_fd)
     os.close(region_fd)
     channel = socket.socket(fileno=channel_fd)
@@ -400,8 +404,9 @@ def main(words: list[str]) -> int:
     with failures(rank, region, told.emit):
         watch = threading.Thread(target=_watch, args=(channel, launcher, region, stopping), name="its watch", daemon=True)
         start_all([told.thread, watch], lambda why: told.end(wait=False))
-        job, arrays = unpack(job_fd)
-        os.close(job_fd)
+        job, arrays = unpack(*job_fds)
+        for fd in job_fds:
+            os.close(fd)
         run_rank(job, rank, region, told.emit, stopping.is_set, arrays)
         failed = False
     told.end()

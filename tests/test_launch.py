@@ -558,7 +558,7 @@ def test_metrics_that_cannot_be_written_end_the_run(tmp_path):
 
 def test_pack_round_trips():
     arrays = {"a": np.arange(7, dtype=np.uint16), "b": np.ones((3, 5), np.float32)[:, ::2], "empty": np.empty((0, 4))}
-    fd = pack({"steps": 3}, arrays)
+    (fd,) = pack({"steps": 3}, arrays)
     job, back = unpack(fd)
     os.close(fd)
     assert job == {"steps": 3} and set(back) == set(arrays)

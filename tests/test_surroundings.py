@@ -193,9 +193,9 @@ def test_a_rank_that_cannot_read_its_job_says_so(monkeypatch):
     real = ranks.pack
 
     def broken(job, arrays):
-        fd = real(job, arrays)
-        os.pwrite(fd, b"<<", 8)
-        return fd
+        fds = real(job, arrays)
+        os.pwrite(fds[0], b"<<", 8)
+        return fds
 
     monkeypatch.setattr(ranks, "pack", broken)
     with pytest.raises(tp.Error, match=r"rank [01] failed before its first instruction: .*JSONDecodeError|Expecting value"):

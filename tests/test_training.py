@@ -339,6 +339,13 @@ def test_a_loss_that_is_not_a_number_ends_the_run_by_name_and_step(tmp_path, pro
     assert saved.step == len(run.history)
 
 
+def test_data_that_was_mapped_may_be_removed_when_launch_has_returned(tmp_path):
+    DATA.astype(np.uint16).tofile(tmp_path / "tokens.bin")
+    run = start(make_plan(2), 1, np.memmap(tmp_path / "tokens.bin", np.uint16, "r"))
+    (tmp_path / "tokens.bin").unlink()
+    assert [record.loss for record in run] == [record.loss for record in start(make_plan(2), 1, processes=False)]
+
+
 @pytest.mark.parametrize(("ranks", "victim"), [(1, 0), (2, 0), (2, 1)])
 def test_a_killed_rank_is_named_with_what_it_was_doing(ranks, victim):
     run = start(make_plan(ranks, slicing=3), 1_000_000)
