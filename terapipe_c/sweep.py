@@ -86,7 +86,8 @@ class Sweep:
 
     def all_failed(self) -> bool:
         """Whether every trial of the grid has a row, and none went well."""
-        return {self.statuses().get(self.key(point)) for point in self.points()} == {"failed"}
+        statuses = self.statuses()
+        return all(statuses.get(self.key(point)) == "failed" for point in self.points())
 
     def run(self, retry_failed: bool = False, say: Callable[[str], None] | None = None) -> dict[str, int]:
         """Do what is left; gives how many were done, failed and skipped. Ctrl-C stops between two rows."""
