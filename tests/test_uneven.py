@@ -203,7 +203,7 @@ def test_links_between_unequal_stages_are_given_as_between_equal_ones():
     with pytest.raises(tp.InvalidValueError, match=r"comm is True, but tables\[0\] knows no model"):
         planners.slice_uneven(tables, comm=True)
     for wrong, words in ((seconds[:-1], "comm has 5 units: 6"), ([0.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0], r"comm\[2\] is -1"),
-                         ([np.nan] * 7, r"comm\[1\] is nan")):  # fmt: skip
+                         ([np.nan] * 7, r"comm\[1\] is nan"), ([1e301] * 7, r"comm\[1\] is 1e\+301: seconds from")):  # fmt: skip
         for call in (planners.slice_uneven, lambda t, **more: planners.slice_tokens(t[0], 2, **more)):
             with pytest.raises(tp.InvalidValueError, match=words):
                 call(tables, comm=wrong)

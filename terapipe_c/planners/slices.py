@@ -188,7 +188,7 @@ def _message(comm: Any, t: Any, unit: tuple[int, int] | None, units: int, name: 
             wrong = ~((seconds >= 0.0) & (seconds <= 1e300))
             if wrong[1:].any():
                 at = 1 + int(np.argmax(wrong[1:]))
-                raise _core.InvalidValueError(f"comm[{at}] is {seconds[at]:g}: finite seconds from 0 on would be right")
+                raise _core.InvalidValueError(f"comm[{at}] is {seconds[at]:g}: seconds from 0 to 1e300 would be right")
             return (seconds, seconds, 0.0, 0.0)
     return core_cost(comm, unit, "fwd", "comm")
 
