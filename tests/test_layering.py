@@ -1,10 +1,12 @@
 """Which folder may include headers of which, and CONTRIBUTING.md's map of modules, held against the sources and the built
 module."""
 
+import fcntl
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,23 @@ def test_the_module_needs_only_the_c_library(module: str) -> None:
     mpi = r"|lib(p?mpi\w*|open-(pal|rte))" if Path(module).name.startswith("_mpi.") else ""
     allowed = re.compile(rf"(libc|libm|libpthread|libgomp|ld-linux[\w-]*{mpi})\.so\.\d+$")
     assert all(allowed.match(name) for name in needed), needed
+
+
+def test_objects_are_compiled_by_one_process_at_a_time() -> None:
+    """Those of the C tests' harness: this module and the benchmarks' ask for them, and may run at the same time."""
+    folder = ROOT / ".build/c-gcc"
+    folder.mkdir(parents=True, exist_ok=True)
+    turn = os.open(folder, os.O_RDONLY)
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    command = [sys.executable, ROOT / "tests/c/run", "--objects"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "CC": "gcc", "TERAPIPE_SANITIZE": ""}) as child:
+        try:
+            while not re.search(rf"-> FLOCK .* {child.pid} ", Path("/proc/locks").read_text()):     # until it waits
+                assert child.poll() is None, "it did not wait"
+                time.sleep(0.01)
+        finally:
+            child.kill()
+            os.close(turn)
 
 
 def test_every_global_symbol_starts_with_tp() -> None:
