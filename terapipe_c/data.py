@@ -262,7 +262,7 @@ def place_of(tokens: NDArray[Any]) -> tuple[int, dict[str, Any]] | None:
     if vma is None or not tokens.flags.c_contiguous or vma["mode"] != "r--s" or address + tokens.nbytes > vma["end"]:
         return None
     try:
-        fd = os.open(vma["path"], os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(vma["path"], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)   # a FIFO may have that name by now
     except OSError:
         return None
     again = None

@@ -339,9 +339,12 @@ def test_a_file_that_was_mapped_may_be_removed_once_it_is_on_its_way(tmp_path):
     copied = pack({}, {"data": mapped})
     assert len(copied) == 1 and np.array_equal(unpack(*copied)[1]["data"], mapped)
     name.unlink()
+    os.mkfifo(name)
+    waiting = pack({}, {"data": mapped})                                 # opening one waits for who writes to it
+    name.unlink()
     removed = pack({}, {"data": mapped})
-    assert len(removed) == 1 and np.array_equal(unpack(*fds)[1]["data"], mapped)
-    for fd in (*fds, *copied, *removed):
+    assert len(removed) == len(waiting) == 1 and np.array_equal(unpack(*fds)[1]["data"], mapped)
+    for fd in (*fds, *copied, *waiting, *removed):
         os.close(fd)
     del back        # a mapping has a descriptor, too
     assert sorted(os.listdir("/proc/self/fd")) == before

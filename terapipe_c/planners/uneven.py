@@ -157,8 +157,8 @@ def slice_uneven(
     [n + 1] by slice length, one more cost, or True for the first cost model's own links. Up to 256 units the optimum is proven if
     ``work`` (extensions of a label by one machine; 0: 4e8) suffices; above, the slicing is a local optimum of boundary moves,
     evaluated exactly, and no slower than that of any granularity that is a multiple of this one. ``lower_bound_s`` is proven
-    either way. Deterministic: no clock is read. Proven plans are no slower with more memory; others may be: 4 of 98 steps from one
-    limit to the next, 257 to 329 units on 2 to 4 stages, by up to 0.9 %.
+    either way. Deterministic: no clock is read. Proven plans are no slower with more memory; others may be, as far as seen by up to
+    1 %.
 
     max_slice, memory and errors as of ``slice_tokens``.
     """
