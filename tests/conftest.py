@@ -26,14 +26,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # `pytest -n 2`, as `make test` has it, runs two of these modules at a time, about the longest first. Their tests ask no clock for
 # less than some seconds, and build what they share under a lock. Every other test, a new module's too, runs while no other does:
-# those that measure, or that kill ranks and ask that all has ended within two seconds.
+# those that measure, and test_launch, which kills ranks and asks that all has ended within two seconds.
 SHARING = [f"test_{name}" for name in """
     auto ladder cuda_pipedream plan signals links training judge cuda_guests cuda_stage surroundings cuda_wgmma planner_plans
     benchmarks train cuda_chimera cuda_replicas cuda_build cuda_cudnn lean chimera_plan notebook swap examples swap_beside
     limits mpi uneven package bpipe cli comm replicas cuda_graphs gemm pipedream auto_bounds compare dawnpiper split cuda_nccl
     bmpipe progress chimera_engine layering gpu_check types passed_over checkpoint sweep cuda_attention cuda_progress planners
-    in_flight engine launchers_end stage layer_graph planner_arguments cuda_rows baselines cost sliced cuda_races bad_arguments
-    autopipe chimera sched sched_timing zero_bubble long_slices misplaced network cuda_apart reference recompute
+    in_flight engine launchers_end halted stage layer_graph planner_arguments cuda_rows baselines cost sliced cuda_races
+    bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network cuda_apart reference recompute
     baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view zoo cuda_pipeline doctor data
     capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start capture_data capture_functions
     capture_in_place dawnpiper_work

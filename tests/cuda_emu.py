@@ -61,11 +61,12 @@ def _build(module: Path, races: bool) -> None:
     flags = [f for f in setup["FLAGS"] if f not in ("-fvisibility=hidden", "-O3")]
     if " fma " in Path("/proc/cpuinfo").read_text():
         flags.append("-mfma")
+    flags += shlex.split(os.environ.get("CFLAGS", ""))  # -g for a debugger
 
     def compile_one(source: str) -> str:
         output = module.parent / Path(source).with_suffix(".o")
         more = [*RACES, *(HOOKS if source.endswith(".cu") else [])] if races else []
-        command = ["gcc", "-c", "-O2", "-g", "-fPIC", "-I.", *flags, *DEFINES, *more, "-x", "c", source, "-o", str(output)]
+        command = ["gcc", "-c", "-O2", "-fPIC", "-I.", *flags, *DEFINES, *more, "-x", "c", source, "-o", str(output)]
         setup["compile_if_stale"](output, shlex.join(command), lambda: run(command))
         return str(output)
 

@@ -234,11 +234,10 @@ def test_messages_of_two_bytes_a_number_are_bound_as_such():
     assert 0 < bound <= least
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_auto_is_never_slower_on_nodes_either(seed):
-    rng = np.random.default_rng(seed)
-    cluster = dataclasses.replace(CLUSTER, link_latency_s=float(10 ** rng.uniform(-5, -3)),
-                                  devices_per_node=int(rng.choice([2, 4])))
+@pytest.mark.parametrize("devices_per_node", [2, 4])
+def test_auto_is_never_slower_on_nodes_either(devices_per_node):
+    rng = np.random.default_rng(devices_per_node)
+    cluster = dataclasses.replace(CLUSTER, link_latency_s=float(10 ** rng.uniform(-5, -3)), devices_per_node=devices_per_node)
     comparison = tp.compare(MODEL, cluster, batch=4, seq_len=32)
     auto = comparison["auto"].plan
     for row in comparison:
