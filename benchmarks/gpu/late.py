@@ -149,11 +149,11 @@ def partition_of(model):
 
 def steps_by_ways(model, params, ways):
     """{way: {"step_s", "simulated_over_measured", ...}}: the same engines, hence the same products, in turns."""
-    from gpu.pipeline import LONG, STAGES, chunked, opened, simulated
+    from gpu.pipeline import LONG, STAGES, chunked, in_step, opened, simulated
 
     from terapipe_c import device_comm
     from terapipe_c.backend import Backend
-    from terapipe_c.engine import TIMED, RankEngine, in_threads
+    from terapipe_c.engine import TIMED, RankEngine
 
     slices = 2048 // TOKENS
     program, partition, slicing = chunked(CHUNKS, slices).lower(), partition_of(model), [(1, [LONG // slices] * slices)]
@@ -162,13 +162,6 @@ def steps_by_ways(model, params, ways):
     start, eager = threading.Barrier(STAGES, timeout=30), os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"
 
     def work(rank):
-        try:
-            return work_of(rank)
-        except BaseException:
-            start.abort()  # or the others would wait for this one
-            raise
-
-    def work_of(rank):
         engine = RankEngine(model, partition, slicing, program, rank, comms[rank], backend=Backend("cuda", "bf16"),
                             candidates=TIMED, part=parts[rank], eager=eager)  # fmt: skip
         engine.load(params)
@@ -188,7 +181,7 @@ def steps_by_ways(model, params, ways):
                     found[way].append((took, engine.trace(), engine.given(), begin_ns, end_ns))
         return found, engine.caveats
 
-    ranks = in_threads(region, work)
+    ranks = in_step(region, start, work)
     found = {"caveats": sorted({text for _, caveats in ranks for text in caveats})}
     for way in ways:
         each = list(zip(*(one[way] for one, _ in ranks), strict=True))  # of a step, of all ranks

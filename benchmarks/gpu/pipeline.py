@@ -188,24 +188,29 @@ def opened(model, ranks):
     return region, [None] * ranks, [device_comm.inproc(control, 1 << 20) for control in controls]
 
 
+def in_step(region, start, work):
+    """in_threads(region, work) of ranks that meet at the barrier `start`: where one fails the others do not wait for it there."""
+    from terapipe_c.engine import in_threads
+
+    def one(rank):
+        try:
+            return work(rank)
+        except BaseException:
+            start.abort()
+            raise
+
+    return in_threads(region, one)
+
+
 def run_ranks(model, program, make, params, tokens):
     """([(seconds, [trace of each rank])] of the steps after those that warm up, without update, [loss] of each rank, what the ranks
     say of themselves), ranks being threads with a part of the GPU."""
-    from terapipe_c.engine import in_threads
-
     region, parts, comms = opened(model, program.num_ranks)
     warm, count = (0, 3) if small() else (3, 6)
     start = threading.Barrier(program.num_ranks, timeout=60)
     eager = os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"
 
     def work(rank):
-        try:
-            return steps_of(rank)
-        except BaseException:
-            start.abort()  # or the others would wait for this one
-            raise
-
-    def steps_of(rank):
         engine = make(rank, comms[rank], part=parts[rank], eager=eager)
         engine.load(params)
         steps = []
@@ -217,7 +222,7 @@ def run_ranks(model, program, make, params, tokens):
             steps.append((time.perf_counter() - begin, engine.trace()))
         return steps[warm:], loss, engine.caveats
 
-    told = in_threads(region, work)
+    told = in_step(region, start, work)
     steps = [(of_ranks[0][0], [trace for _, trace in of_ranks]) for of_ranks in zip(*(steps for steps, *_ in told), strict=True)]
     return steps, [loss for _, loss, _ in told], sorted({text for *_, said in told for text in said})
 
