@@ -99,7 +99,7 @@ check_aligned(tp_dtype dtype, const char *name, const void *pointer)
 }
 
 static void
-fill(tp_attention_args *a, const tp_attention *s, const void *q, const void *k, const void *v)
+fill(tp_attention_args *a, const tp_attention *s, int multiprocessors, const void *q, const void *k, const void *v)
 {
     memset(a, 0, sizeof *a);
     a->heads = (int)s->heads;
@@ -108,6 +108,7 @@ fill(tp_attention_args *a, const tp_attention *s, const void *q, const void *k, 
     a->last = (int)(s->context + s->slice);
     a->total = (int)s->total;
     a->items = s->batch * s->heads;
+    a->multiprocessors = multiprocessors;
     a->row = s->batch * s->qkv_stride;
     a->o_row = s->batch * s->o_stride;
     a->sequence = s->qkv_stride;
@@ -129,8 +130,8 @@ tp_cuda_attention_check(tp_attention_kernel kernel, const tp_cuda_properties *p)
 }
 
 tp_status
-tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
-                          const void *k, const void *v, void *o, float *lse)
+tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, int multiprocessors,
+                          const tp_attention *shape, const void *q, const void *k, const void *v, void *o, float *lse)
 {
     tp_attention_args args;
     TP_TRY(check_shape(dtype, shape));
@@ -139,7 +140,7 @@ tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel 
     TP_TRY(check_aligned(dtype, "v", v));
     TP_TRY(check_aligned(dtype, "o", o));
     TP_TRY(check_aligned(TP_F32, "lse", lse));
-    fill(&args, shape, q, k, v);
+    fill(&args, shape, multiprocessors, q, k, v);
     args.out = o;
     args.lse_out = lse;
     if (dtype != TP_BF16)
@@ -148,9 +149,9 @@ tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel 
 }
 
 tp_status
-tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
-                           const void *k, const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
-                           void *dk, void *dv)
+tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, int multiprocessors,
+                           const tp_attention *shape, const void *q, const void *k, const void *v, const void *o, const void *d_o,
+                           const float *lse, float *delta, void *dq, void *dk, void *dv)
 {
     static const char *const names[8] = {"q", "k", "v", "o", "d_o", "dq", "dk", "dv"};
     const void *pointers[8];
@@ -163,7 +164,7 @@ tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel
         TP_TRY(check_aligned(dtype, names[i], pointers[i]));
     TP_TRY(check_aligned(TP_F32, "lse", lse));
     TP_TRY(check_aligned(TP_F32, "delta", delta));
-    fill(&args, shape, q, k, v);
+    fill(&args, shape, multiprocessors, q, k, v);
     args.o = o;
     args.d_o = d_o;
     args.lse = lse;

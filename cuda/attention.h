@@ -15,6 +15,7 @@
 
 typedef struct {
     int heads, dim, first, last, total; /* the slice's rows [first, last) of [0, total) tokens */
+    int multiprocessors;
     int64_t items;                      /* sequences x heads */
     int64_t row, o_row;                 /* elements between tokens of q, k, v, and of o */
     int64_t sequence, o_sequence;       /* elements between sequences */
@@ -56,9 +57,10 @@ tp_status
 tp_attention_forward_ring(tp_stream stream, const tp_attention_args *args, int warpgroups);
 tp_status
 tp_attention_backward_ring(tp_stream stream, const tp_attention_args *args, int warpgroups);
-/* Of wgmma, where nothing is forced: how many multiply, for a slice of `rows` and so many tiles of 128 rows in all its heads. */
+/* Of wgmma, where nothing is forced: how many multiply, for a slice of `rows` and so many tiles of 128 rows in all its heads on
+ * so many multiprocessors. */
 int
-tp_attention_warpgroups(int forward, int dim, int64_t rows, int64_t total, int64_t tiles128);
+tp_attention_warpgroups(int forward, int dim, int64_t rows, int64_t total, int64_t tiles128, int multiprocessors);
 /* The last argument of tp_cuda_attention_force. */
 int
 tp_attention_forced(void);

@@ -196,7 +196,8 @@ run(tp_cudnn *cudnn, const entry *one, int ours, const void *q, const void *k, c
     TP_TRY(tp_cuda_memset(cudnn->device, cudnn->stream, o, POISON, o_bytes(s)));
     TP_TRY(tp_cuda_memset(cudnn->device, cudnn->stream, lse, POISON, lse_bytes(s)));
     TP_TRY(tp_cuda_memset(cudnn->device, cudnn->stream, cudnn->workspace, POISON, tp_cudnn_plan_workspace(one->plan)));
-    TP_TRY(ours ? tp_cuda_attention_forward(cudnn->stream, TP_BF16, TP_ATTENTION_MMA, s, q, k, v, o, lse)
+    TP_TRY(ours ? tp_cuda_attention_forward(cudnn->stream, TP_BF16, TP_ATTENTION_MMA, tp_cuda_multiprocessors(cudnn->device), s, q, k, v,
+                                            o, lse)
                 : tp_cudnn_plan_run(&cudnn->place, one->plan, q, k, v, o, lse, cudnn->workspace));
     TP_TRY(tp_cuda_copy(cudnn->device, cudnn->stream, to->o, o, o_bytes(s), TP_CUDA_TO_HOST));
     TP_TRY(tp_cuda_copy(cudnn->device, cudnn->stream, to->lse, lse, lse_bytes(s), TP_CUDA_TO_HOST));

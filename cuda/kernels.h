@@ -138,15 +138,16 @@ tp_cuda_attention_check(tp_attention_kernel kernel, const tp_cuda_properties *pr
 /* The meaning of backend.h's attention_forward and attention_backward: q, k, v (and dq, dk, dv) point at row (0, 0), head 0,
  * qkv_stride elements between rows; o and d_o likewise with o_stride; lse and delta [B, H, T] fp32, natural logarithm.
  * bf16: D a multiple of 8 up to 128, strides multiples of 8, arrays on 16 bytes. fp32: D up to 128. EVALUE names what is out
- * of these bounds. Rows that backend.h does not name are neither read nor written: rows after the slice (forward), and q, o,
+ * of these bounds. multiprocessors: how many the stream's blocks run on (tp_cuda_multiprocessors): the size of blocks follows from
+ * it, the bits do not. Rows that backend.h does not name are neither read nor written: rows after the slice (forward), and q, o,
  * d_o, lse, delta before it (backward) may hold anything. */
 TP_MUST_USE tp_status
-tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
-                          const void *k, const void *v, void *o, float *lse);
+tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, int multiprocessors,
+                          const tp_attention *shape, const void *q, const void *k, const void *v, void *o, float *lse);
 TP_MUST_USE tp_status
-tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, const tp_attention *shape, const void *q,
-                           const void *k, const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
-                           void *dk, void *dv);
+tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, int multiprocessors,
+                           const tp_attention *shape, const void *q, const void *k, const void *v, const void *o, const void *d_o,
+                           const float *lse, float *delta, void *dq, void *dk, void *dv);
 /* For benchmarks and tests: bf16 by tiles of 64 x groups rows, or as near as there are kernels; 0: as the shape asks, as at first.
  * mma.sync has 1 and 2 (D above 64: 1); wgmma, where groups are warpgroups that multiply, 1, 2 and 3 (D above 64: 1 and 2).
  * Process-wide; not while kernels are launched. The bits do not depend on it but in wgmma's forward for D up to 64, where they are

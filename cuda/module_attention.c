@@ -13,16 +13,17 @@ enum { Q, K, V, O, LSE, FORWARD, D_O = FORWARD, DELTA, DQ, DK, DV, BACKWARD };
 static PyObject *
 attention(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"dtype", "shape", "arrays", "groups", "stream", "wgmma", NULL};
+    static char *names[] = {"dtype", "shape", "arrays", "groups", "stream", "wgmma", "multiprocessors", NULL};
     tp_attention s;
     long long n[8];
     unsigned long long stream = 0;
     void *array[BACKWARD] = {0};
-    int dtype, groups = 0, wgmma = 0;
+    int dtype, groups = 0, wgmma = 0, multiprocessors = 132; /* an H100's or H200's */
     PyObject *addresses;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i(LLLLLLLL)O!|iKp:attention", names, &dtype, &n[0], &n[1], &n[2], &n[3],
-                                     &n[4], &n[5], &n[6], &n[7], &PyTuple_Type, &addresses, &groups, &stream, &wgmma))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i(LLLLLLLL)O!|iKpi:attention", names, &dtype, &n[0], &n[1], &n[2], &n[3],
+                                     &n[4], &n[5], &n[6], &n[7], &PyTuple_Type, &addresses, &groups, &stream, &wgmma,
+                                     &multiprocessors))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(addresses);
     if ((dtype != TP_F32 && dtype != TP_BF16) || groups < 0 || groups > 3 || (count != FORWARD && count != BACKWARD))
@@ -40,9 +41,10 @@ attention(PyObject *module, PyObject *args, PyObject *keywords)
     tp_cuda_attention_force(groups);
     tp_status status =
         count == FORWARD
-            ? tp_cuda_attention_forward(on, (tp_dtype)dtype, kernel, &s, array[Q], array[K], array[V], array[O], array[LSE])
-            : tp_cuda_attention_backward(on, (tp_dtype)dtype, kernel, &s, array[Q], array[K], array[V], array[O], array[D_O],
-                                         array[LSE], array[DELTA], array[DQ], array[DK], array[DV]);
+            ? tp_cuda_attention_forward(on, (tp_dtype)dtype, kernel, multiprocessors, &s, array[Q], array[K], array[V], array[O],
+                                        array[LSE])
+            : tp_cuda_attention_backward(on, (tp_dtype)dtype, kernel, multiprocessors, &s, array[Q], array[K], array[V], array[O],
+                                         array[D_O], array[LSE], array[DELTA], array[DQ], array[DK], array[DV]);
     tp_cuda_attention_force(0);
     if (status != TP_OK)
         return tp_cuda_raise(status);

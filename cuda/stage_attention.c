@@ -14,7 +14,8 @@ tp_cuda_stage_attention(tp_stage *stage, const tp_stage_part *part, const void *
         return rank->cudnn != NULL ? tp_cudnn_prepare(rank->cudnn, &part->shape) : TP_OK;
     if (rank->cudnn != NULL && tp_cudnn_has(rank->cudnn, &part->shape))
         return tp_cudnn_forward(rank->cudnn, &part->shape, qkv, k, v, o, lse);
-    return tp_cuda_attention_forward(rank->stream, stage->dtype, rank->attention, &part->shape, qkv, k, v, o, lse);
+    return tp_cuda_attention_forward(rank->stream, stage->dtype, rank->attention, tp_cuda_multiprocessors(rank->cuda),
+                                     &part->shape, qkv, k, v, o, lse);
 }
 
 /* ---- what is computed beside our kernel ----------------------------------------------------------------------------------- */

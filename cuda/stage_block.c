@@ -188,8 +188,9 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
         const void *q = tp_cuda_row(stage, inner->qkv, row, 3 * width);
         void *dq = tp_cuda_row(stage, grads->dqkv, row, 3 * width);
         STAGE_RUN(stage, tp_cuda_attention_backward(
-                             stage->rank->stream, stage->dtype, stage->rank->attention, &part[k].shape, q,
-                             tp_cuda_row(stage, q, 1, width), tp_cuda_row(stage, q, 2, width), tp_cuda_row(stage, inner->o, row, width),
+                             stage->rank->stream, stage->dtype, stage->rank->attention,
+                             tp_cuda_multiprocessors(stage->rank->cuda), &part[k].shape, q, tp_cuda_row(stage, q, 1, width),
+                             tp_cuda_row(stage, q, 2, width), tp_cuda_row(stage, inner->o, row, width),
                              tp_cuda_row(stage, grads->d_o, row, width), all_lse + lse, grads->delta + lse, dq,
                              tp_cuda_row(stage, dq, 1, width), tp_cuda_row(stage, dq, 2, width)));
     }

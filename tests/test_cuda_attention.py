@@ -238,7 +238,7 @@ class Attention:
         B, H, D, T = self.shape
         shape = Shape(B, H, D, rows, context, T, *self.width)
         call = getattr(self.emu, f"tp_cuda_attention_{name}")
-        status = call(None, self.dtype, self.kernel, ctypes.byref(shape), *arrays)
+        status = call(None, self.dtype, self.kernel, 132, ctypes.byref(shape), *arrays)
         assert status == 0, self.emu.tp_error_message()
 
     def run(self, slices):
@@ -381,7 +381,7 @@ def test_an_error_names_the_kernel(emu, groups, dim, name):
     shape, memory = Shape(1, 1, dim, 8, 0, 8, 3 * dim, dim), aligned(8 * 3 * dim, np.uint16)
     assert emu.tp_simt_range_add(address(memory), ctypes.c_size_t(16)) == 0
     try:
-        assert emu.tp_cuda_attention_forward(None, BF16, MMA, ctypes.byref(shape), *[address(memory)] * 5) != 0
+        assert emu.tp_cuda_attention_forward(None, BF16, MMA, 132, ctypes.byref(shape), *[address(memory)] * 5) != 0
     finally:
         emu.tp_simt_range_remove(address(memory))
         emu.tp_cuda_attention_force(0)
@@ -407,17 +407,17 @@ def test_bad_shapes_are_refused(emu, dtype, change, text):
     for name, value in change.items():
         setattr(shape, name, value)
     memory = address(aligned(64, np.float32))
-    assert emu.tp_cuda_attention_forward(None, dtype, MMA, ctypes.byref(shape), *[memory] * 5) != 0
+    assert emu.tp_cuda_attention_forward(None, dtype, MMA, 132, ctypes.byref(shape), *[memory] * 5) != 0
     assert text in emu.tp_error_message().decode()
-    assert emu.tp_cuda_attention_backward(None, dtype, MMA, ctypes.byref(shape), *[memory] * 10) != 0
+    assert emu.tp_cuda_attention_backward(None, dtype, MMA, 132, ctypes.byref(shape), *[memory] * 10) != 0
 
 
 def test_bad_pointers_are_refused(emu):
     shape, memory = Shape(1, 2, 64, 8, 8, 16, 384, 128), aligned(64, np.float32)
     good, odd = address(memory), address(memory, 1)
-    assert emu.tp_cuda_attention_forward(None, BF16, MMA, ctypes.byref(shape), good, odd, good, good, good) != 0
+    assert emu.tp_cuda_attention_forward(None, BF16, MMA, 132, ctypes.byref(shape), good, odd, good, good, good) != 0
     assert "attention on CUDA: k is at 0x" in emu.tp_error_message().decode()
-    assert emu.tp_cuda_attention_backward(None, F32, MMA, ctypes.byref(shape), *[good] * 9, None) != 0
+    assert emu.tp_cuda_attention_backward(None, F32, MMA, 132, ctypes.byref(shape), *[good] * 9, None) != 0
     assert "dv is at" in emu.tp_error_message().decode()
 
 

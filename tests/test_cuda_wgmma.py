@@ -256,9 +256,10 @@ CHOICES = {
 
 
 def test_which_kernel_a_shape_gets(emu):
-    choose = lambda forward, D, *shape: emu.tp_attention_warpgroups(forward, D, *map(ctypes.c_int64, shape))  # noqa: E731
+    choose = lambda forward, D, *shape, sms=132: emu.tp_attention_warpgroups(forward, D, *map(ctypes.c_int64, shape), sms)  # noqa: E731
     for shape, want in CHOICES.items():
         assert tuple(choose(f, D, *shape) for D in (64, 128) for f in (1, 0)) == want, shape
+    assert [choose(0, 128, 512, 2048, 64, sms=sms) for sms in (132, 128, 127, 32)] == [1, 1, 2, 2]  # of a quarter of the GPU, two
     rng = np.random.default_rng(1)
     for _ in range(300):  # two families of bits: D and total alone choose
         D, total = int(rng.choice([8, 64])), int(rng.choice([1, 2048, 4096, 4097, 8192, 30000]))
@@ -308,7 +309,7 @@ def test_an_error_names_the_kernel(emu, name, D, H, groups, first, T):
     try:
         if not forward:  # the kernel before has all it wants
             pointers[7] = address(other)
-        assert call(None, BF16, WGMMA, ctypes.byref(shape), *pointers) != 0
+        assert call(None, BF16, WGMMA, 132, ctypes.byref(shape), *pointers) != 0
     finally:
         emu.tp_simt_range_remove(address(memory))
     assert f"CUDA kernel attention_{name}, block" in emu.tp_error_message().decode()
