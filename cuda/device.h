@@ -67,6 +67,9 @@ typedef struct {
     /* An event of this part: one is recorded on streams of the context that it was created in alone (cuEventRecord). NULL, or where
      * the part's streams refuse it when the device is opened: the device's. */
     tp_status (*event_create)(void *context, int timed, tp_cuda_event *out);
+    /* Make the part the thread's current context, and what was current before: see tp_cuda_enter. */
+    tp_status (*enter)(void *context);
+    tp_status (*leave)(void *context);
     int multiprocessors; /* of this part, as read back */
 } tp_cuda_partition;
 
@@ -91,6 +94,12 @@ tp_cuda_device_properties(const tp_cuda_device *device);
 /* Multiprocessors that this device's streams run on: the partition's, or all. */
 int
 tp_cuda_multiprocessors(const tp_cuda_device *device);
+/* Around calls of a library that asks the current context how many multiprocessors there are: those of the device's part, where it
+ * is one. Within, no call of this header; each tp_cuda_enter that succeeds needs its tp_cuda_leave. */
+TP_MUST_USE tp_status
+tp_cuda_enter(tp_cuda_device *device);
+TP_MUST_USE tp_status
+tp_cuda_leave(tp_cuda_device *device);
 /* Say how many of these multiprocessors may be held by kernels that wait for messages while others run: a communicator does; 0 at
  * first. tp_cuda_held gives it back, at most half of them. */
 void

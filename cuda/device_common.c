@@ -87,6 +87,18 @@ tp_cuda_multiprocessors(const tp_cuda_device *device)
     return device->partition.stream_create ? device->partition.multiprocessors : device->properties.multiprocessors;
 }
 
+tp_status
+tp_cuda_enter(tp_cuda_device *device)
+{
+    return device->partition.enter ? device->partition.enter(device->partition.context) : TP_OK;
+}
+
+tp_status
+tp_cuda_leave(tp_cuda_device *device)
+{
+    return device->partition.leave ? device->partition.leave(device->partition.context) : TP_OK;
+}
+
 void
 tp_cuda_hold(tp_cuda_device *device, int multiprocessors)
 {

@@ -15,7 +15,7 @@ enum {
     MAX_CANDIDATES = 32, /* and asked for of what takes any number of rows: the fastest for many may not */
     RAGGED_CANDIDATES = 8, /* at least, of what no algorithm may do well */
     TIMED_RUNS = 4,   /* one behind the other: a product is shorter than the host takes to ask for it alone */
-    TIMED_ROUNDS = 2,
+    TIMED_ROUNDS = 2, SHARED_ROUNDS = 8,
     CANONICAL_ROWS = 2048 /* a reproducible handle's algorithm for so many is that for any: many, since small tiles cost a large
                              product more than large ones a small one */
 };
@@ -33,6 +33,7 @@ check_lt(const tp_gemm *gemm, int status, const tp_gemm_op *op, const char *what
                    op->dtype == TP_BF16 ? "bf16" : "fp32", (int)op->epilogue, status, gemm->lt->status_string(status));
 }
 
+#define NEVER 1e30 /* seconds */
 #define LT_TRY(call, what) TP_TRY(check_lt(gemm, (call), op, (what)))
 
 void
@@ -131,9 +132,11 @@ tp_gemm_execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const 
     float beta = op->accumulate || residual ? 1.0f : 0.0f;
     void *y;
     TP_TRY(tp_gemm_before(p, op, &y));
+    TP_TRY(tp_cuda_enter(gemm->device));
     int answer = gemm->lt->matmul(gemm->handle, p->desc, &alpha, op->w, p->a, op->x, p->b, &beta,
                                   residual ? op->aux : y, p->c, y, p->d, algo, gemm->workspace, gemm->workspace_bytes,
                                   gemm->stream);
+    TP_TRY(tp_cuda_leave(gemm->device));
     TP_TRY(tp_cuda_launched("cublasLtMatmul")); /* a lost device says more than cublasLt's "execution failed" */
     LT_TRY(answer, "cublasLtMatmul");
     return tp_gemm_behind(gemm, p, op, y);
@@ -183,7 +186,11 @@ candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted,
     tp_status status = prefer(gemm, p, op, preference);
     int answer = LT_SUCCESS;
     if (status == TP_OK)
+        status = tp_cuda_enter(gemm->device);
+    if (status == TP_OK) {
         answer = gemm->lt->get_heuristic(gemm->handle, p->desc, p->a, p->b, p->c, p->d, preference, wanted, found, count);
+        status = tp_cuda_leave(gemm->device);
+    }
     (void)gemm->lt->preference_destroy(preference);
     TP_TRY(status);
     int other = p->fused ? tp_gemm_is_gelu(op->epilogue) : !p->bias_apart && tp_gemm_may_add_bias(op);
@@ -222,7 +229,9 @@ time_algo(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_alg
 }
 
 /* Time the candidates of p, keep the fastest in it; *seconds its time. In rounds of all of them: the clock of a device that was
- * idle rises meanwhile, and would favour the later ones. */
+ * idle rises meanwhile, and would favour the later ones. The best round of each counts; of a part of a device their mean, since the
+ * other parts time theirs meanwhile, as they will work later, and what is fastest alone need not be so beside others (512 rows of a
+ * quarter of an H200: by tiles of 128 x 128 and of 128 x 256 78.1 and 78.5 us alone, 101.8 and 95.0 with three others). */
 static tp_status
 pick(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, lt_heuristic *found, int count, double *seconds)
 {
@@ -230,21 +239,38 @@ pick(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, lt_heuristic *found, in
     tp_status status = tp_cuda_event_create(gemm->device, 1, &events[0]);
     if (status == TP_OK)
         status = tp_cuda_event_create(gemm->device, 1, &events[1]);
-    *seconds = 1e30;
+    *seconds = NEVER;
     tp_status tried = TP_OK;
-    for (int i = 0; status == TP_OK && i < TIMED_ROUNDS * count; i++) {
-        double one;
+    int shares = gemm->multiprocessors < tp_cuda_device_properties(gemm->device)->multiprocessors;
+    int rounds = shares ? SHARED_ROUNDS : TIMED_ROUNDS;
+    double took[MAX_CANDIDATES] = {0};
+    for (int i = 0; status == TP_OK && i < rounds * count; i++) {
+        double one, *mine = &took[i % count];
         tried = time_algo(gemm, p, op, &found[i % count].algo, events, &one); /* one that does not run is passed over */
-        if (tried == TP_OK && one < *seconds) {
-            *seconds = one;
-            take(p, &found[i % count]);
-        }
+        one = tried != TP_OK ? NEVER : shares ? *mine + one / rounds : one;
+        *mine = shares || i < count || one < *mine ? one : *mine;
     }
-    if (*seconds == 1e30 && status == TP_OK)
+    for (int i = 0; status == TP_OK && i < count; i++) {
+        if (took[i] < *seconds)
+            take(p, &found[i]);
+        *seconds = took[i] < *seconds ? took[i] : *seconds;
+    }
+    if (*seconds == NEVER && status == TP_OK)
         status = tried;
     for (int i = 0; i < 2; i++)
         tp_cuda_event_destroy(gemm->device, events[i]);
     return status;
+}
+
+/* Whether the algorithm can do the product that p describes; *found has it and what it needs. */
+static int
+can(const tp_gemm *gemm, const plan *p, const lt_algo *algo, lt_heuristic *found)
+{
+    if (tp_cuda_enter(gemm->device) != TP_OK)
+        return 0;
+    int answer = gemm->lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, algo, found);
+    found->algo = *algo;
+    return tp_cuda_leave(gemm->device) == TP_OK && answer == LT_SUCCESS && found->workspace <= gemm->workspace_bytes;
 }
 
 /* 1 if the algorithm can do this product for few rows and for many. */
@@ -260,9 +286,7 @@ does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, gemm_way way, const lt_
         if (!p)
             return 0;
         other.rows = probes[i];
-        does = describe_product(gemm, p, &other, way) == TP_OK &&
-               gemm->lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, algo, &checked) == LT_SUCCESS &&
-               checked.workspace <= gemm->workspace_bytes;
+        does = describe_product(gemm, p, &other, way) == TP_OK && can(gemm, p, algo, &checked);
         tp_gemm_plan_free(gemm, p);
     }
     return does;
@@ -313,7 +337,7 @@ may_fuse(const tp_gemm *gemm, const plan_key *key)
 static tp_status
 choose(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int timed, plan **out)
 {
-    double seconds[2] = {1e30, 1e30};
+    double seconds[2] = {NEVER, NEVER};
     plan *fused = NULL, *separate = NULL;
     int gelu = tp_gemm_is_gelu(op->epilogue), gaps = gelu && (op->aux_stride != tp_gemm_width(op) || op->y_stride != op->aux_stride);
     tp_status status = TP_OK;
@@ -368,10 +392,7 @@ try_pin(const tp_gemm *gemm, plan *pin, const plan_key *key, const tp_gemm_op *o
         return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
     p->key = *key;
     tp_status status = describe_product(gemm, p, op, pin->bias_apart ? GEMM_BARE : pin->fused ? GEMM_FUSED : GEMM_APART);
-    const tp_cublaslt *lt = gemm->lt;
-    if (status == TP_OK && lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, &pin->algo, &checked) == LT_SUCCESS &&
-        checked.workspace <= gemm->workspace_bytes) {
-        checked.algo = pin->algo;
+    if (status == TP_OK && can(gemm, p, &pin->algo, &checked)) {
         take(p, &checked);
         p->pin = pin;
         pin->users++;
@@ -487,10 +508,15 @@ tp_gemm_open(tp_cuda_device *device, tp_stream stream, const tp_gemm_options *op
     gemm->workspace = workspace;
     gemm->workspace_bytes = tp_gemm_workspace_bytes(device);
     gemm->multiprocessors = tp_cuda_multiprocessors(device);
-    int status = lt->create(&gemm->handle);
-    if (status != LT_SUCCESS) {
+    int status = LT_SUCCESS;
+    tp_status entered = tp_cuda_enter(device);
+    if (entered == TP_OK) {
+        status = lt->create(&gemm->handle);
+        entered = tp_cuda_leave(device);
+    }
+    if (entered != TP_OK || status != LT_SUCCESS) {
         free(gemm);
-        return tp_fail(TP_ERUNTIME, "cublasLtCreate: status %d (%s)", status, lt->status_string(status));
+        return entered != TP_OK ? entered : tp_fail(TP_ERUNTIME, "cublasLtCreate: status %d (%s)", status, lt->status_string(status));
     }
     *out = gemm;
     return TP_OK;

@@ -59,19 +59,30 @@ part_stream(void *context, int priority, tp_stream *out)
 }
 
 static tp_status
+part_enter(void *context)
+{
+    const part *p = context;
+    int result = p->green->driver.push(p->current);
+    return result == 0 ? TP_OK : driver_failed("cuCtxPushCurrent", result);
+}
+
+static tp_status
+part_leave(void *context)
+{
+    const part *p = context;
+    void *left;
+    int result = p->green->driver.pop(&left);
+    return result == 0 ? TP_OK : driver_failed("cuCtxPopCurrent", result);
+}
+
+static tp_status
 part_event(void *context, int timed, tp_cuda_event *out)
 {
     const part *p = context;
-    const tp_green_driver *driver = &p->green->driver;
-    void *left;
-    int result = driver->push(p->current);
-    if (result != 0)
-        return driver_failed("cuCtxPushCurrent", result);
-    int made = driver->event(out, timed ? TIMED : NOT_TIMED);
-    result = driver->pop(&left);
-    if (made != 0)
-        return driver_failed("cuEventCreate", made);
-    return result == 0 ? TP_OK : driver_failed("cuCtxPopCurrent", result);
+    TP_TRY(part_enter(context));
+    int made = p->green->driver.event(out, timed ? TIMED : NOT_TIMED);
+    tp_status status = part_leave(context);
+    return made == 0 ? status : driver_failed("cuEventCreate", made);
 }
 
 /* The largest size, a multiple of 8, of which the driver makes at least so many groups. */
@@ -115,7 +126,8 @@ open_part(tp_green *green, int index, int i, tp_green_resource *group)
     if (result != 0)
         return driver_failed("cuCtxFromGreenCtx", result);
     green->partition[i] = (tp_cuda_partition){
-        .context = p, .stream_create = part_stream, .event_create = part_event, .multiprocessors = (int)got.is.sm.count};
+        .context = p, .stream_create = part_stream, .event_create = part_event,
+        .enter = part_enter, .leave = part_leave, .multiprocessors = (int)got.is.sm.count};
     return TP_OK;
 }
 

@@ -231,6 +231,8 @@ class Partition(ctypes.Structure):
     _fields_ = [("context", ctypes.c_void_p),
                 ("stream", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
                 ("event", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
+                ("enter", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
+                ("leave", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
                 ("multiprocessors", ctypes.c_int)]
 
 
@@ -250,6 +252,8 @@ def test_a_gpu_is_split_into_equal_parts(parts, size, asked):
         for timed, flags in ((1, 0), (0, 2)):  # made where the part is current, which it is no more
             assert part.event(part.context, timed, ctypes.byref(stream)) == 0 and driver.current == []
             assert stream.value == 10 * (1001 + i) + flags
+        assert part.enter(part.context) == 0 and driver.current == [1001 + i]
+        assert part.leave(part.context) == 0 and driver.current == []
     assert len(streams) == parts and len(driver.living) == parts
     library.tp_green_close(green)
     assert not driver.living
@@ -270,7 +274,7 @@ def test_events_are_the_devices_where_a_part_has_none(refused):
         return 6 if refused else library.tp_cuda_event_create(whole, timed, out)
 
     fields = dict(Partition._fields_)
-    part = Partition(None, fields["stream"](stream), fields["event"](create), 32)
+    part = Partition(None, fields["stream"](stream), fields["event"](create), fields["enter"](), fields["leave"](), 32)
     assert library.tp_cuda_open(0, ctypes.byref(part), ctypes.byref(device)) == 0
     assert library.tp_cuda_event_create(device, 1, ctypes.byref(event)) == 0 and made == ([0] if refused else [0, 1])
     library.tp_cuda_compute.restype = ctypes.c_void_p
@@ -278,6 +282,44 @@ def test_events_are_the_devices_where_a_part_has_none(refused):
     library.tp_cuda_event_destroy(device, event)
     library.tp_cuda_close(device)
     library.tp_cuda_close(whole)
+
+
+def test_the_library_of_products_is_asked_within_the_part():
+    """cublasLt asks the current context how large the GPU is: its algorithms are for the part; no call but its own is within."""
+    from test_cuda_gemm import BF16, LINEAR, NONE, Op
+
+    library, whole, device, gemm = cuda_emu.library(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    assert library.tp_cuda_open(0, None, ctypes.byref(whole)) == 0
+    fields, within, deep, calls = dict(Partition._fields_), [], [], [ctypes.c_int64() for _ in range(3)]
+
+    def count():
+        library.tp_emu_cublaslt_calls(*map(ctypes.byref, calls))
+        return calls[0].value + calls[1].value
+
+    def enter(_):
+        deep.append(count())
+        return 0
+
+    def leave(_):
+        within.append(count() - deep.pop())
+        return 0
+
+    part = Partition(7, fields["stream"](lambda _, priority, out: library.tp_cuda_stream_create(whole, int(priority < 0), out)),
+                     fields["event"](), fields["enter"](enter), fields["leave"](leave), 32)  # fmt: skip
+    assert library.tp_cuda_open(0, ctypes.byref(part), ctypes.byref(device)) == 0
+    library.tp_cuda_compute.restype = ctypes.c_void_p
+    memory = ctypes.create_string_buffer(1 << 16)
+    base, stream = ctypes.addressof(memory) // 256 * 256 + 256, ctypes.c_void_p(library.tp_cuda_compute(device))
+    try:
+        assert library.tp_gemm_open(device, stream, None, ctypes.c_void_p(base), ctypes.byref(gemm)) == 0 and within == [0]
+        op = Op(LINEAR, BF16, NONE, 0, 16, 32, 64, base, 32, base + 4096, 64, base + 8192, 64, None, None, 0)
+        before = count()
+        assert library.tp_gemm_prepare(gemm, ctypes.byref(op)) == library.tp_gemm_run(gemm, ctypes.byref(op)) == 0
+        assert sum(within) == count() - before == len(within) - 1 > 2 and not deep  # each call is within, alone
+    finally:
+        library.tp_gemm_close(gemm)
+        library.tp_cuda_close(device)
+        library.tp_cuda_close(whole)
 
 
 def test_a_part_whose_streams_take_no_work_says_why():
@@ -289,7 +331,8 @@ def test_a_part_whose_streams_take_no_work_says_why():
         assert library.tp_cuda_open(0, None, ctypes.byref(whole)) == 0
         fields = dict(Partition._fields_)
         stream = fields["stream"](lambda _, priority, out: library.tp_cuda_stream_create(whole, int(priority < 0), out))
-        assert library.tp_cuda_open(0, ctypes.byref(Partition(None, stream, fields["event"](), 32)), ctypes.byref(device)) != 0
+        part = Partition(None, stream, fields["event"](), fields["enter"](), fields["leave"](), 32)
+        assert library.tp_cuda_open(0, ctypes.byref(part), ctypes.byref(device)) != 0
         told = library.tp_error_message().decode()
         assert "part of GPU 0 (a green context's) takes no work" in told and "cudaErrorInvalidResourceHandle" in told, told
     finally:
