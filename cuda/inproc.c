@@ -178,7 +178,7 @@ static tp_status
 await_device(inproc_comm *c, tp_cuda_event filled, int peer, size_t bytes)
 {
     waiting w = {.peer = peer, .inward = 1, .bytes = bytes};
-    int arrived = !(c->ways & TP_INPROC_ARRIVES), settled = !(c->ways & TP_INPROC_SETTLES);
+    int arrived = (c->ways & TP_INPROC_QUEUES) != 0, settled = !(c->ways & TP_INPROC_SETTLES);
     for (;;) {
         if (!settled)
             TP_TRY(tp_cuda_query(c->base.device, c->base.compute, &settled));
@@ -278,7 +278,7 @@ tp_inproc_ways(tp_comm *comm, unsigned ways)
 {
     if (comm->ops != &inproc_ops)
         return tp_fail(TP_EVALUE, "a communicator by %s waits in one way: one of stages of a process would be right", comm->ops->name);
-    const unsigned all = TP_INPROC_SPINS | TP_INPROC_ARRIVES | TP_INPROC_SETTLES;
+    const unsigned all = TP_INPROC_SPINS | TP_INPROC_QUEUES | TP_INPROC_SETTLES;
     if (ways > all)
         return tp_fail(TP_EVALUE, "ways is %u: 0 to %u would be right", ways, all);
     ((inproc_comm *)comm)->ways = ways;

@@ -3,8 +3,13 @@
  * One thread issues each stage, as on several machines, so that the program, the engine and the abort stay what they are. A
  * message is copied into a slot on the sender's compute stream; then its place and its event go to the receiver through
  * `control`, a host communicator between threads: order, tag, size, deadline and abort are that one's, and the event that the
- * receiver's stream waits for has certainly been recorded (a wait for one that has not is no wait: GPU.md 4.3). The reverse,
- * that a slot may be written again, is a counter: the sender waits until the receiver has recorded its event. */
+ * receiver waits for has certainly been recorded (a wait for one that has not is no wait: GPU.md 4.3). The reverse, that a slot
+ * may be written again, is a counter: the sender waits until the receiver has recorded its event.
+ *
+ * The receiver's host gives the device nothing before the message is there. Where it gave all at once, and a stream waited for
+ * another's event, operations that are graphs began or stopped up to 1.6 ms late a few times a step, some of them long after
+ * their message: a step of four stages took 55.7 ms and not 52.2, or 44.4 and not 41.9 (H200, 2026-11-26, medians of one run
+ * each; docs/measured.md). Operations enqueued call by call were never late. */
 #ifndef TP_CUDA_INPROC_H
 #define TP_CUDA_INPROC_H
 
@@ -19,10 +24,9 @@ tp_comm_open_inproc(tp_comm *control, tp_region *region, size_t message_bytes, t
 
 /* For measurements (benchmarks/gpu/late.py): otherwise than by default, from the next message on.
  * SPINS: the host never sleeps while it waits for another rank's, since a processor that has gone to sleep may wake up late.
- * ARRIVES: a receiver's host gives nothing to the device before the message is there, so that no stream waits for another and
- * little is queued: what is queued is what the device may begin.
- * SETTLES: nor before all that it has been given is done, so that nothing is queued. */
-typedef enum { TP_INPROC_SPINS = 1, TP_INPROC_ARRIVES = 2, TP_INPROC_SETTLES = 4 } tp_inproc_way;
+ * QUEUES: a receiver's host gives the device all that it can, and its stream waits for the message.
+ * SETTLES: it gives nothing before all that it has been given is done. */
+typedef enum { TP_INPROC_SPINS = 1, TP_INPROC_QUEUES = 2, TP_INPROC_SETTLES = 4 } tp_inproc_way;
 
 /* EVALUE: no communicator by tp_comm_open_inproc, or ways that there are not. */
 TP_MUST_USE tp_status

@@ -57,8 +57,8 @@ def inproc(control: _core.Comm, largest: int) -> _core.Comm:
 
 
 def inproc_ways(comm: _core.Comm, ways: int) -> None:
-    """How a communicator of :func:`inproc` waits from now on, for measurements: of 1 (the host never sleeps), 2 (it gives nothing
-    to the device before the message is there) and 4 (nor before all that it has been given is done) the sum."""
+    """How a communicator of :func:`inproc` waits from now on, for measurements: of 1 (the host never sleeps), 2 (it gives the
+    device all it can, whose stream waits for the message) and 4 (nothing before all that it has been given is done) the sum."""
     cuda.load().inproc_ways(_core.comm_link(comm), ways)
 
 
