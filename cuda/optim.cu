@@ -39,7 +39,8 @@ typedef struct {
     tp_cuda_clipped *out;
 } clip_args;
 
-/* The block's sum in thread 0: pairs whose distance halves. sums: ROWS_BLOCK shared doubles. */
+/* The block's sum in thread 0 (elsewhere a part of it): pairs whose distance halves. sums: ROWS_BLOCK shared doubles. A thread keeps
+ * its own number in a register too. Read back from sums[0], nvcc has every thread of clip load it, beside thread 0's last store. */
 TP_DEVICE double
 sumsq_block(double v, double *sums)
 {
@@ -47,9 +48,9 @@ sumsq_block(double v, double *sums)
     for (int half = ROWS_BLOCK / 2; half > 0; half /= 2) {
         TP_SYNC();
         if (TP_THREAD < half)
-            sums[TP_THREAD] += sums[TP_THREAD + half];
+            sums[TP_THREAD] = v += sums[TP_THREAD + half];
     }
-    return TP_THREAD == 0 ? sums[0] : 0.0; /* others would read what thread 0 may be writing */
+    return v;
 }
 
 #define ROWS_BF16 0
