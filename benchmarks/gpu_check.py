@@ -96,6 +96,11 @@ def small() -> bool:
     return bool(os.environ.get("GPU_CHECK_SMALL"))
 
 
+def watched() -> bool:
+    """Whether a tool watches every access (gpu_sanitize.py): nothing is asked twice, few heads do for many, messages come late."""
+    return bool(os.environ.get("GPU_CHECK_WATCHED"))
+
+
 def so_far(value: Any) -> None:
     """What an answer has found by now: kept if it does not come to its end."""
     if path := os.environ.get("GPU_CHECK_SO_FAR"):
@@ -174,6 +179,7 @@ class Child:
 
     numbers = itertools.count()
     alive: set["Child"] = set()
+    kept = 6000  # bytes of what it says
 
     def __init__(self, command: list[str], errors: bool = True, **environment: str) -> None:
         self.told = tempfile.TemporaryFile()
@@ -213,7 +219,7 @@ class Child:
                 self.process.wait(ENDING_S if ending is None else ending)
             self.alive.discard(self)
         took = time.monotonic() - self.began
-        self.told.seek(max(0, self.told.seek(0, os.SEEK_END) - 6000))
+        self.told.seek(max(0, self.told.seek(0, os.SEEK_END) - self.kept))
         tail = self.told.read().decode(errors="replace")
         self.told.close()
         return status, tail, took
@@ -312,13 +318,18 @@ def build(card: dict[str, str]) -> dict[str, Any]:
 # ---- the whole -----------------------------------------------------------------------------------------------------------
 
 
+def asking_arguments(parser: argparse.ArgumentParser, seconds: int, file: str = "") -> None:
+    """What `Asking` reads."""
+    parser.add_argument("--seconds", type=float, default=seconds, help=f"for all of it, the build included (default {seconds})")
+    parser.add_argument("--out", default=None, help=f"result file (default benchmarks/results/{file}<gpu>-<date>.json)")
+    parser.add_argument("--commit", help="of these sources, where git does not know it: in a copy of a working tree")
+
+
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these questions alone")
     parser.add_argument("--list", action="store_true", help="name every question and its deadline")
-    parser.add_argument("--seconds", type=float, default=540.0, help="for all of it, the build included (default 540)")
-    parser.add_argument("--out", default=None, help="result file (default benchmarks/results/<gpu>-<date>.json)")
-    parser.add_argument("--commit", help="of these sources, where git does not know it: in a copy of a working tree")
+    asking_arguments(parser, 540)
     parser.add_argument("--emulate", action="store_true", help="rehearse without a GPU: tiny sizes, figures mean nothing")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     parser.add_argument("--warm", help=argparse.SUPPRESS)
@@ -353,23 +364,42 @@ def main() -> int:
     return Check(chosen, card, options).run()
 
 
-class Check:
-    def __init__(self, chosen: list[Question], card: dict[str, str], options: argparse.Namespace) -> None:
-        self.began, self.chosen, self.card, self.options = BEGAN, chosen, card, options
-        self.lock, self.caches = threading.Lock(), dict[str, str]()
-        self.ends = dict[int, float]()  # of each lane, when what it asks now must have ended
+class Asking:
+    """What is asked of one GPU within --seconds; its file is written as answers come."""
+
+    who, file = "gpu-check", ""
+
+    def __init__(self, question: str, card: dict[str, str], options: argparse.Namespace) -> None:
+        self.began, self.card, self.options, self.lock = BEGAN, card, options, threading.Lock()
         model = re.sub(r"[^a-z0-9]+", "-", card["name"].lower().replace("nvidia", "")).strip("-")
-        self.out = options.out or str(common.RESULTS / f"{model}-{datetime.date.today().isoformat()}.json")
-        self.result = common.header("What the CUDA backend does on this GPU: right or wrong, then how fast")
+        self.out = options.out or str(common.RESULTS / f"{self.file}{model}-{datetime.date.today().isoformat()}.json")
+        self.result = common.header(question)
         if options.commit:
             self.result |= {"commit": options.commit, "modified": None}
-        self.result |= {"sources": digest(), "gpu": card, "questions": {}, "not_asked": [q.name for q in chosen]}
+        self.result |= {"sources": digest(), "gpu": card}
+
+    def begin(self, built: bool = True) -> bool:
+        """Says what is asked, and builds what is to be; False: that failed."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.stop)
+        print(f"{self.who}: {self.card['name']}, commit {self.result['commit'] or 'unknown'}, sources {self.result['sources']}",
+              flush=True)  # fmt: skip
+        self.write()
+        if not built:
+            return True
+        self.result["build"] = made = build(self.card)
+        print(f"{'build':22} {'ok' if made['ok'] else 'FAILED':6} {made['seconds']:6.1f} s  rows' library "
+              f"{'ok' if made['rows_ok'] else 'FAILED'} {made['rows_seconds']:.1f} s", flush=True)  # fmt: skip
+        self.write()
+        if not made["ok"]:
+            print(made["output"][-TAIL:], flush=True)
+        return bool(made["ok"])
 
     def stop(self, number: int, _: Any) -> None:
         """Told to end: nobody stays behind on the GPU. What was answered lies written."""
         for child in list(Child.alive):
             child.kill()
-        print(f"gpu-check: ended by {signal.Signals(number).name}; written so far: {self.out}", flush=True)
+        print(f"{self.who}: ended by {signal.Signals(number).name}; written so far: {self.out}", flush=True)
         os._exit(128 + number)
 
     def write(self) -> None:
@@ -383,10 +413,18 @@ class Check:
                 Path(f"{path}.new").write_text(json.dumps(self.result, indent=1) + "\n")
                 os.replace(f"{path}.new", path)
             except OSError as error:
-                print(f"gpu-check: {path} was not written: {error}", flush=True)
+                print(f"{self.who}: {path} was not written: {error}", flush=True)
 
     def left(self) -> float:
         return float(self.options.seconds) - (time.monotonic() - self.began)
+
+
+class Check(Asking):
+    def __init__(self, chosen: list[Question], card: dict[str, str], options: argparse.Namespace) -> None:
+        super().__init__("What the CUDA backend does on this GPU: right or wrong, then how fast", card, options)
+        self.chosen, self.caches = chosen, dict[str, str]()
+        self.ends = dict[int, float]()  # of each lane, when what it asks now must have ended
+        self.result |= {"questions": {}, "not_asked": [q.name for q in chosen]}
 
     def put(self, q: Question, until: float, spare: float = 0.0) -> None:
         """spare: what others have left of their time; some of it may be had besides."""
@@ -424,19 +462,8 @@ class Check:
             self.write()
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.stop)
-        print(f"gpu-check: {self.card['name']}, commit {self.result['commit'] or 'unknown'}, sources {self.result['sources']}",
-              flush=True)  # fmt: skip
-        self.write()
-        if not self.options.emulate:
-            self.result["build"] = built = build(self.card)
-            print(f"{'build':22} {'ok' if built['ok'] else 'FAILED':6} {built['seconds']:6.1f} s  rows' library "
-                  f"{'ok' if built['rows_ok'] else 'FAILED'} {built['rows_seconds']:.1f} s", flush=True)  # fmt: skip
-            self.write()
-            if not built["ok"]:
-                print(built["output"][-TAIL:], flush=True)
-                return 1
+        if not self.begin(built=not self.options.emulate):
+            return 1
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             self.ask_all(folder)
         self.result["gpu_after"] = {} if self.options.emulate else gpu(10.0)

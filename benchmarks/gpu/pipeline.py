@@ -12,10 +12,10 @@ import threading
 import time
 
 import numpy as np
-from gpu_check import Question, small, so_far
+from gpu_check import Question, small, so_far, watched
 
 STAGES, LONG = 4, 32 if small() else 2048
-PATIENCE_S = 15.0  # with a message: what waits for ever shall say so within its question's time
+PATIENCE_S = 100.0 if watched() else 15.0  # with a message: what waits for ever shall say so within its question's time
 EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # as in training.py
 APART = "speedup_over_gpipe_w_apart"  # all slices have W apart, GPipe's backward is whole
 LIKED = (256, 1), (256, 2), (512, 2), (512, 3), (512, 4)  # (tokens of a slice, stages of a rank): partitions by the simulator
