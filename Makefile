@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
     $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 SOURCES := $(shell find $(wildcard csrc cuda terapipe_c) -type f ! -name '*.pyc' ! -name '*.so')
-BENCH ?= $(filter-out benchmarks/common.py benchmarks/gpu_check.py benchmarks/gpu_library.py benchmarks/gpu_rows.py,$(wildcard benchmarks/*.py))
+BENCH ?= $(filter-out benchmarks/common.py $(wildcard benchmarks/gpu_*.py),$(wildcard benchmarks/*.py))
 FUZZ_SECONDS ?= 60
 
 help:
@@ -18,7 +18,7 @@ help:
 	@echo "make fuzz       the C fuzzers under ASan + UBSan, FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make bench      every benchmark, or BENCH=benchmarks/<one>.py"
 	@echo "make format     clang-format and ruff format       make tidy   clang-tidy"
-	@echo "make gpu-check  all that needs a GPU, in 9 minutes     make gpu-sanitize   its tests under compute-sanitizer"
+	@echo "make gpu-check  all that needs a GPU, in 9 minutes     make gpu-sanitize   the same under compute-sanitizer, in 150 s"
 	@echo "make clean      all that was made here"
 
 # ---- the virtual environment: tools when pyproject.toml changes, the package when a source does -----------------------
@@ -114,20 +114,10 @@ GPU_PYTHON ?= python3
 gpu-check:
 	$(GPU_PYTHON) benchmarks/gpu_check.py
 
-# The same tests, and the kernels against float64, under compute-sanitizer, which comes with CUDA: minutes each. GPU_TOOLS="memcheck"
-# picks one. Calls that fail are not its business: some tests ask for more memory than there is.
+# Its tests, and some of its questions, under the tools of compute-sanitizer, which comes with the CUDA toolkit, side by side in 150 s.
 GPU_TOOLS ?= memcheck racecheck synccheck initcheck
 gpu-sanitize:
-	@command -v compute-sanitizer >/dev/null || { echo "make gpu-sanitize: compute-sanitizer is missing: it comes with the \
-	CUDA toolkit, or pip install nvidia-cuda-sanitizer-api" >&2; exit 2; }
-	TERAPIPE_CUDA=1 $(GPU_PYTHON) setup.py -q build_ext --inplace
-	@arch=$$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .); \
-	rows=$$($(GPU_PYTHON) benchmarks/gpu_library.py "$$arch") || exit 1; for tool in $(GPU_TOOLS); do \
-	    watch="compute-sanitizer --tool $$tool --error-exitcode 1 --report-api-errors no --target-processes all $(GPU_PYTHON)"; \
-	    echo "== $$tool"; export PYTHONPATH=.; \
-	    $$watch -m pytest -q -x -o faulthandler_timeout=0 -m gpu tests || exit 1; \
-	    TERAPIPE_CUDA_ROWS=$$rows $$watch -m pytest --noconftest -q -x -o faulthandler_timeout=0 tests/test_cuda_rows.py || exit 1; \
-	    $$watch benchmarks/gpu_check.py --answer "attention right" --to .build/sanitized.json || exit 1; done
+	$(GPU_PYTHON) benchmarks/gpu_sanitize.py --tools $(GPU_TOOLS)
 
 # ---- tools that are not Python's ---------------------------------------------------------------------------------------
 

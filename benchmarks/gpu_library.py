@@ -12,33 +12,49 @@ SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu"
            "cuda/device_common.c", "cuda/properties.c", "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
 
 
-def build(arch: str) -> Path:
-    """The library's path; `arch` is the compute capability without its point, "90"."""
+def toolkit(arch: str) -> tuple[str, list[str], list[str]]:
+    """(nvcc, what it compiles with for `arch`, what it links with)."""
     setup = runpy.run_path(str(ROOT / "setup.py"), run_name="setup_py")
     found = setup["find_cuda"]()
     if isinstance(found, str):
         sys.exit(f"gpu_rows: {found}")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"rows-sm{arch}.so"
+    target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+    return (found[0], ["-O3", *setup["NVCC_NUMBERS"], "-I.", "-isystem", found[1], "-Xcompiler=-fPIC", target],
+            [target, "-Xlinker=--no-undefined", "-L", found[2], "-ldl", "-lpthread"])  # fmt: skip
+
+
+def path_of(arch: str) -> Path:
+    """Where build leaves the library; `arch` is the compute capability without its point, "90"."""
+    return FOLDER / f"rows-sm{arch}.so"
+
+
+def program(source: str, arch: str) -> Path:
+    """One file as a program of its own."""
+    (nvcc, flags, link), path = toolkit(arch), FOLDER / Path(source).stem
+    subprocess.run([nvcc, *flags, source, "-o", str(path), *link], cwd=ROOT, check=True)
+    return path
+
+
+def build(arch: str) -> Path:
+    """The library's path."""
+    (nvcc, flags, link), path = toolkit(arch), path_of(arch)
     newest = max(p.stat().st_mtime for folder in ("cuda", "csrc")
                  for p in (*(ROOT / folder).rglob("*.*"), ROOT / "setup.py", Path(__file__)))
     if path.exists() and path.stat().st_mtime >= newest:
         return path
-    flags = ["-O3", *setup["NVCC_NUMBERS"], "-I.", "-isystem", found[1], "-Xcompiler=-fPIC",
-             f"-gencode=arch=compute_{arch},code=sm_{arch}"]  # fmt: skip
 
     def compile_one(source: str) -> str:
         output = FOLDER / f"{source.replace('/', '-')}.o"
-        subprocess.run([found[0], *flags, "-c", source, "-o", str(output)], cwd=ROOT, check=True)
+        subprocess.run([nvcc, *flags, "-c", source, "-o", str(output)], cwd=ROOT, check=True)
         return str(output)
 
     with ThreadPoolExecutor() as pool:
         objects = list(pool.map(compile_one, SOURCES))
     # a file that is missing above is told here, not by who loads the library, on a machine that is lent for minutes
-    subprocess.run([found[0], "-shared", *flags[-1:], "-Xlinker=--no-undefined", "-L", found[2], "-o", str(path), *objects, "-ldl",
-                    "-lpthread"], cwd=ROOT, check=True)  # fmt: skip
+    subprocess.run([nvcc, "-shared", "-o", str(path), *objects, *link], cwd=ROOT, check=True)
     return path
 
 
 if __name__ == "__main__":
-    print(build(sys.argv[1]))
+    print(program(sys.argv[2], sys.argv[1]) if len(sys.argv) > 2 else build(sys.argv[1]))

@@ -1,0 +1,154 @@
+"""benchmarks/gpu_sanitize.py without a GPU: what it makes of compute-sanitizer's own words, deadlines, and its exit status."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_gpu_check import ROOT, checkout, gpu_check, until_gone  # noqa: F401 (checkout is a fixture)
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import gpu_sanitize  # noqa: E402
+
+sys.path.remove(str(ROOT / "benchmarks"))
+
+RACE = """......========= Error: Race reported between Write access at clip(clip_args)+0x1e00
+=========     and Read access at clip(clip_args)+0x1e10 [16 hazards]
+========= """
+OUT_OF_BOUNDS = """========= Invalid __global__ write of size 4 bytes
+=========     at attention_planted_memcheck(int *, int)+0xa0
+=========     by thread ({},0,0) in block (0,0,0)
+=========     Access at 0x7fe035c00200 is out of bounds"""
+# As an H200's compute-sanitizer 2025.3.1 said it, pytest's own lines of signs among them.
+RACES = f"""========= COMPUTE-SANITIZER
+{RACE}
+{RACE}
+......ssssss..........   [100%]
+=========================== short test summary info ============================
+64 passed, 6 skipped in 40.14s
+========= RACECHECK SUMMARY: 2 hazards displayed (23 errors, 1 warning)"""
+SANITIZER = f"""#!{sys.executable} -SE
+import json, os, sys, time
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print("NVIDIA (R) Compute Sanitizer\\nVersion 2025.3.1.0 (build 36400806) (public-release)"))
+tool, words = sys.argv[sys.argv.index("--tool") + 1], sys.argv
+what = (words[words.index("--answer") + 1] if "--answer" in words else "rows" if words[-1].endswith("_rows.py") else
+        "tests" if "gpu" in words else "planted")
+kind, found = ("RACECHECK", "0 hazards displayed (0 errors, 0 warnings)") if tool == "racecheck" else ("ERROR", "0 errors")
+said = "========= " + kind + " SUMMARY: " + found
+status, said, seconds = json.load(open("said.json")).get(tool + ", " + what) or (
+    [1, "========= Found\\n=========     at attention_planted_" + tool + "(int *, int)+0xa0\\n========= ERROR SUMMARY: 1 error", 0]
+    if what == "planted" else [0, said, 0])
+print("========= COMPUTE-SANITIZER", said.replace("PID", str(os.getpid())), sep="\\n", flush=True)
+time.sleep(seconds)
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def sanitize(checkout):  # noqa: F811
+    """Its result for what compute-sanitizer says: {"tool, what": [exit status, words, seconds]}; else all is well."""
+    for name, constant in (("gpu_sanitize.py", "ENDING_S"), ("gpu_check.py", "LEAST_S")):
+        text, found = re.subn(rf"^{constant} = .*", f"{constant} = 0.1", (ROOT / "benchmarks" / name).read_text(), flags=re.M)
+        assert found == 1
+        (checkout / "benchmarks" / name).write_text(text)
+    (checkout / "benchmarks/gpu_library.py").write_text("from pathlib import Path\nFOLDER = Path()\npath_of = Path\n")
+    (checkout / "bin/compute-sanitizer").write_text(SANITIZER)
+    (checkout / "bin/compute-sanitizer").chmod(0o755)
+
+    def run(said, *options):
+        (checkout / "said.json").write_text(json.dumps(said))
+        command = [sys.executable, "benchmarks/gpu_sanitize.py", "--at-once", "20", "--commit", "c0ffee", *options]
+        ran = subprocess.run(command, cwd=checkout, text=True, capture_output=True,
+                             env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin", "OUT": str(checkout / "out")})  # fmt: skip
+        (written,) = (checkout / "out").iterdir()
+        assert re.fullmatch(r"sanitize-h200-\d{4}-\d\d-\d\d.json", written.name), written
+        assert (checkout / "benchmarks/results" / written.name).read_text() == written.read_text()
+        return ran, json.loads(written.read_text())
+
+    return run
+
+
+@pytest.mark.parametrize("said, sums", [
+    ("========= ERROR SUMMARY: 0 errors", {"errors": 0}),
+    ("===== 3 errors in 2.5s =====", None),
+    ("========= ERROR SUMMARY: 144 errors\n========= ERROR SUMMARY: 44 errors were not printed. Use --print-limit option to adjust "
+     "the number of printed errors", {"errors": 144}),
+    (RACES, {"hazards": 2, "errors": 23, "warnings": 1}),
+    ("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", {"hazards": 1, "errors": 1, "warnings": 0}),
+])  # fmt: skip
+def test_each_tool_sums_up_in_its_own_words(said, sums):
+    assert gpu_sanitize.counted(said) == sums
+
+
+def test_reports_of_one_place_are_one():
+    (race, number), = gpu_sanitize.reports(RACES).items()
+    assert number == 2 and race.splitlines() == ["Error: Race reported between Write access at clip(clip_args)+0x1e00",
+                                                 "    and Read access at clip(clip_args)+0x1e10 [16 hazards]"]  # fmt: skip
+    both = gpu_sanitize.reports("\n".join([*map(OUT_OF_BOUNDS.format, range(32)), RACES]))
+    assert list(both.values()) == [32, 2] and "thread (0,0,0)" in next(iter(both))
+
+
+def test_what_watches_attention_alone_watches_it():
+    """Its filter is part of every kernel's name, and of the planted ones'; each tool has something to find."""
+    (_, name) = gpu_sanitize.OURS
+    part = name.removeprefix("kns=")
+    texts = [path.read_text() for path in (ROOT / "cuda").glob("attention*") if path.suffix in (".cu", ".inc")]
+    kernels = [kernel for text in texts for kernel in re.findall(r"^TP_KERNEL\w*\((?:NAME\()?(\w+)", text, re.M)]
+    planted = re.findall(r"^(\w+)\(int \*x", (ROOT / "benchmarks/gpu/planted.cu").read_text(), re.M)
+    assert len(kernels) > 10 and all(kernel.startswith(part) for kernel in kernels)
+    assert sorted(planted) == sorted(f"{part}planted_{tool}" for tool in gpu_sanitize.TOOLS)
+    asked = {one.what for one in gpu_sanitize.lanes("90", "") if "--answer" in one.command}
+    assert asked <= {question.name for question in gpu_check.questions()}, "a question has another name"
+
+
+def test_all_is_clean(sanitize):
+    ran, result = sanitize({})
+    assert ran.returncode == 0 and "17 of 17 clean" in ran.stdout, ran.stdout + ran.stderr
+    assert result["commit"] == "c0ffee" and result["sanitizer"] == "2025.3.1.0" and result["gpu"]["name"] == "NVIDIA H200"
+    assert len(result["lanes"]) == 17 and all(one["state"] == "clean" for one in result["lanes"].values())
+    ports = [re.search(r"--port (\d+)", one["command"]).group(1) for one in result["lanes"].values()]
+    assert len(set(ports)) == 17, "lanes side by side would meet at a port"
+
+
+def test_what_is_found_is_told_once(sanitize):
+    ran, result = sanitize({"racecheck, rows": [1, RACES, 0]}, "--tools", "racecheck")
+    found = result["lanes"]["racecheck, rows"]
+    assert ran.returncode == 1 and found["counts"] == {"hazards": 2, "errors": 23, "warnings": 1}, ran.stderr
+    assert "2 x Error: Race reported" in ran.stdout and ran.stdout.count("clip(clip_args)+0x1e00") == 1
+    assert [name for name, one in result["lanes"].items() if one["state"] != "clean"] == ["racecheck, rows"]
+
+
+def test_what_does_not_end_is_no_fault_unless_something_was_found(sanitize):
+    late = {"initcheck, tests": [0, "PID dots", 60], "memcheck, tests": [0, OUT_OF_BOUNDS.format(7), 60]}
+    ran, result = sanitize(late, "--only", "tests", "--seconds", "3")
+    found, dots = result["lanes"]["memcheck, tests"], result["lanes"]["initcheck, tests"]
+    assert ran.returncode == 1 and found["state"] == "wrong" and "1 x Invalid __global__ write" in ran.stdout, ran.stderr
+    assert dots["state"] == "late" and dots["counts"] is None and "NO END" in ran.stdout
+    assert until_gone(int(dots["output"].split()[0]))
+    ran, result = sanitize({}, "--seconds", "0.1")
+    assert ran.returncode == 3 and {one["why"] for one in result["lanes"].values()} == {"no time was left"}
+
+
+def test_a_tool_that_finds_nothing_planted_or_cannot_run_is_wrong(sanitize):
+    ended = "Traceback: no such file\n========= Error: Target application terminated before first instrumented API call"
+    failed = "========= Target application returned an error\n========= ERROR SUMMARY: 1 error"
+    ran, result = sanitize({"synccheck, planted": [0, "========= ERROR SUMMARY: 0 errors", 0], "memcheck, planted": [1, failed, 0],
+                            "memcheck, wgmma right": [255, ended, 0]})  # fmt: skip
+    wrong = {name for name, one in result["lanes"].items() if one["state"] == "wrong"}
+    assert ran.returncode == 1 and wrong == {"synccheck, planted", "memcheck, planted", "memcheck, wgmma right"}
+    assert "no summary; exit status 255" in ran.stdout and "Traceback: no such file" in ran.stdout
+
+
+@pytest.mark.parametrize("missing", ["compute-sanitizer", "nvidia-smi"])
+def test_nothing_to_ask_with(sanitize, checkout, missing):  # noqa: F811
+    (checkout / "bin" / missing).write_text("#!/bin/sh\nexit 9\n")
+    if missing == "compute-sanitizer":
+        (checkout / "bin" / missing).unlink()
+        if Path("/usr/local/cuda/bin/compute-sanitizer").exists():
+            pytest.skip("the toolkit's is there")
+    ran = subprocess.run([sys.executable, "benchmarks/gpu_sanitize.py"], cwd=checkout, capture_output=True, text=True,
+                         env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin"})  # fmt: skip
+    assert ran.returncode == 2 and "nothing was checked" in ran.stderr, ran.stderr
