@@ -1,7 +1,7 @@
 """Four stages on four equal parts of one GPU (green contexts): right, and how much sooner token slices end than GPipe.
 
-A step is a forward and a backward of one sequence of 2048 and the norm of its gradients, by the host's clock; the median of the
-steps after the first three, which warm up. Beside it the simulator's, fed with what every operation of the same step took.
+A step is a forward and a backward of one sequence of 2048 and the norm of its gradients, by the host's clock from when the first
+rank begins until the last has ended; the median of the steps after the first three, which warm up. Beside it the simulator's, fed with what every operation of the same step took.
 Parts share the memory's bandwidth and the card's power: a stage that works alone, as all of GPipe's do here, has more of both.
 """
 
@@ -18,7 +18,8 @@ STAGES, LONG = 4, 32 if small() else 2048
 PATIENCE_S = 100.0 if watched() else 15.0  # with a message: what waits for ever shall say so within its question's time
 EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # as in training.py
 APART = "speedup_over_gpipe_w_apart"  # all slices have W apart, GPipe's backward is whole
-LIKED = (256, 1), (256, 2), (512, 2), (512, 3), (512, 4)  # (tokens of a slice, stages of a rank): partitions by the simulator
+# (Tokens of each slice, stages of a rank): their partitions by the simulator.
+LIKED = ((256,) * 8, 1), ((256,) * 8, 2), ((512,) * 4, 2), ((512,) * 4, 3), ((256, 256, 512, 512, 512), 3), ((512,) * 4, 4)
 
 
 def pipeline_right():
@@ -42,10 +43,12 @@ def pipeline_right():
 
 def chunked(chunks, slices):
     """All forwards, then all input gradients, then all weight gradients of one sequence, rank r with stages r, r + STAGES, ...: the
-    slices pass in groups of STAGES, a group through all chunks before the next, so that no rank waits between its chunks."""
+    slices pass in groups of STAGES (all at once where these do not come out even), a group through all chunks before the next, so
+    that no rank waits between its chunks."""
     import terapipe_c as tp
 
-    groups, lines = [range(g, min(g + STAGES, slices)) for g in range(0, slices, STAGES)], []
+    group = STAGES if slices % STAGES == 0 else slices
+    groups, lines = [range(g, min(g + group, slices)) for g in range(0, slices, group)], []
     for rank in range(STAGES):
         stages = [c * STAGES + rank for c in range(chunks)]
         line = [f"{stage}F0.{s}" for group in groups for stage in stages for s in group]
@@ -72,6 +75,20 @@ def costs_of(model, partition, traces):
     ends = sorted((row[4], row[5]) for row in traces[0] if row[0] == "F")
     found["between"] = statistics.median(after[0] - before[1] for before, after in itertools.pairwise(ends))
     return found
+
+
+def costs_in(lengths, costs):
+    """costs_of runs with even slices, {tokens of each: costs}, for slices of these lengths: by what is before them."""
+    before = np.cumsum([0, *lengths[:-1]])
+
+    def of(op, part):
+        tables = {tokens: table[op][part] for tokens, table in costs.items()}
+        if op == "W":  # of all slices, with the last that is done
+            return np.array([tables[lengths[0]].max(), *[0.0] * (len(lengths) - 1)])
+        return np.array([np.interp(c, tokens * np.arange(len(tables[tokens])), tables[tokens])
+                         for c, tokens in zip(before, lengths, strict=True)])
+
+    return {op: (of(op, 0), of(op, 1)) for op in "FIW"} | {"between": costs[lengths[0]]["between"]}
 
 
 def liked(model, program, costs):
@@ -112,26 +129,27 @@ def pipeline():
     params, even = some_params(model), even_partition(model, STAGES)
     found, costs, failures = {"model": repr(model), "stages": STAGES}, {}, []
 
-    def measure(name, tokens, program, partition):
+    def measure(name, lengths, program, partition):
         try:
-            one, traces = measured(model, params, [tokens] * (2048 // tokens), program, partition)
+            one, traces = measured(model, params, lengths, program, partition)
         except Exception as error:  # the others may have better luck; kept as text, for an exception keeps its engines' memory
             found[name] = {"why": f"{type(error).__name__}: {error}"}
             failures.append(f"{name}: {found[name]['why']}")
         else:
             found[name] = one
-            if name == f"slices of {tokens}":
-                costs[tokens] = costs_of(model, partition, traces)
+            if name == f"slices of {lengths[0]}":
+                costs[lengths[0]] = costs_of(model, partition, traces)
         so_far(found | summed_up(found))
 
-    measure("gpipe", 2048, tp.schedules.gpipe(STAGES, 1), even)
-    measure("gpipe, W apart", 2048, chunked(1, 1), even)
+    measure("gpipe", [2048], tp.schedules.gpipe(STAGES, 1), even)
+    measure("gpipe, W apart", [2048], chunked(1, 1), even)
     for tokens in (256, 512):
-        measure(f"slices of {tokens}", tokens, chunked(1, 2048 // tokens), even)
-    for tokens, chunks in LIKED:
-        if tokens in costs:
-            program = chunked(chunks, 2048 // tokens)
-            measure(f"slices of {tokens}, {chunks} stages a rank", tokens, program, liked(model, program, costs[tokens]))
+        measure(f"slices of {tokens}", [tokens] * (2048 // tokens), chunked(1, 2048 // tokens), even)
+    for lengths, chunks in LIKED:
+        if costs.keys() >= {*lengths}:
+            program, several = chunked(chunks, len(lengths)), "s" if chunks > 1 else ""
+            name = f"slices of {' '.join(map(str, dict.fromkeys(lengths)))}, {chunks} stage{several} a rank"
+            measure(name, lengths, program, liked(model, program, costs_in(lengths, costs)))
     if failures:
         raise RuntimeError(failures[0])
     return found | summed_up(found)
@@ -218,13 +236,20 @@ def run_ranks(model, program, make, params, tokens):
             start.wait()
             begin = time.perf_counter()
             loss, *_ = engine.run(tokens, update=False)
-            start.wait()
-            steps.append((time.perf_counter() - begin, engine.trace()))
+            end = time.perf_counter()
+            start.wait()  # before a trace is asked for, which keeps others from their own time
+            steps.append((begin, end, engine.trace()))
         return steps[warm:], loss, engine.caveats
 
     told = in_step(region, start, work)
-    steps = [(of_ranks[0][0], [trace for _, trace in of_ranks]) for of_ranks in zip(*(steps for steps, *_ in told), strict=True)]
+    steps = [spanned(of_ranks) for of_ranks in zip(*(steps for steps, *_ in told), strict=True)]
     return steps, [loss for _, loss, _ in told], sorted({text for *_, said in told for text in said})
+
+
+def spanned(of_ranks):
+    """(Seconds from the first rank's begin to the last's end, the other things of each rank) of a step's (begin, end, ...)."""
+    begins, ends, *others = zip(*of_ranks, strict=True)
+    return max(ends) - min(begins), *map(list, others)
 
 
 def simulated(program, traces):
