@@ -44,8 +44,8 @@ def test_hand_over_that_waits_otherwise_ends_with_the_first_failure(fake_nccl):
 
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_products_leave_receives_that_wait_their_multiprocessors(fake_nccl, reproducible):
-    """Four, or fewer that are as many for each receive of a rank: a ring of two has two pairs, on each rank a receive of either, and
-    with guests a third. Where messages go otherwise, products are told nothing."""
+    """Four, or fewer that are as many for each receive of a rank: a ring of two has two pairs, on each rank a receive of either,
+    and with guests a third. Where messages go otherwise, products are told nothing."""
     cases = [{"mode": mode, "reproducible": reproducible, "steps": 1} for mode in ("nccl", "host", "inproc")]
     cases += [{"mode": "nccl", "ranks": 4, "micros": 4, "schedule": "bpipe", "reproducible": reproducible, "steps": 1}]
     nccl, host, inproc, guests = answers(fake_nccl, *cases)

@@ -285,9 +285,9 @@ def same_slices(row):
 
 def backward_beside():
     """Ours backward in slices of 256 to 1024 beside cuDNN's, by PyTorch, of as many queries over as many keys. PyTorch's call hides
-    no key but by a square's diagonal, so it is asked for all: the easier work, of which each pair counts. Ours has d(k) and d(v) of a
-    slice's keys whole, cuDNN's of all keys from this slice's queries alone: its share beside what it must add up in fp32 besides
-    (PyTorch's add_ of its bf16 ones), as training in slices would have to, is told too."""
+    no key but by a square's diagonal, so it is asked for all: the easier work, of which each pair counts. Ours has d(k) and d(v) of
+    a slice's keys whole, cuDNN's of all keys from this slice's queries alone: ours beside cuDNN's with the sums in fp32 that
+    training in slices would need besides (PyTorch's add_ of bf16 ones) is told too."""
     import torch
 
     found, tokens, wgmma = [], 64 if small() else 16384, not no_wgmma()
@@ -312,9 +312,10 @@ def backward_beside():
                               "backward_tflops": round(rate[0], 1), "cudnn_backward_tflops": round(rate[1], 1),
                               "cudnn_with_sums_tflops": round(rate[2], 1), "of_cudnn": round(rate[0] / rate[1], 3),
                               "of_cudnn_with_sums": round(rate[0] / rate[2], 3)})  # fmt: skip
-                low, high = zip(*((f([row[name] for row in found]) for f in (min, max)) for name in ("of_cudnn_with_sums", "of_cudnn")))
-                told = {"headline": f"backward in slices {low[0]:.2f} to {high[0]:.2f} of cuDNN's rate with its sums (goal 0.9), "
-                                    f"{low[1]:.2f} to {high[1]:.2f} without, {len(found)} shapes", "shapes": found}  # fmt: skip
+                with_sums, without = (sorted(row[name] for row in found) for name in ("of_cudnn_with_sums", "of_cudnn"))
+                told = {"headline": f"backward in slices {with_sums[0]:.2f} to {with_sums[-1]:.2f} of cuDNN's rate with its sums "
+                                    f"(goal 0.9), {without[0]:.2f} to {without[-1]:.2f} without, {len(found)} shapes",
+                        "shapes": found}  # fmt: skip
                 so_far(told)
                 if in_time() < 3.0:
                     return told | {"told": "no time was left for the rest"}

@@ -1,7 +1,8 @@
 """Four stages on four equal parts of one GPU (green contexts): right, and how much sooner token slices end than GPipe.
 
 A step is a forward and a backward of one sequence of 2048 and the norm of its gradients, by the host's clock from when the first
-rank begins until the last has ended; the median of the steps after the first three, which warm up. Beside it the simulator's, fed with what every operation of the same step took.
+rank begins until the last has ended; the median of the steps after the first three, which warm up. Beside it the simulator's, fed
+with what every operation of the same step took.
 Parts share the memory's bandwidth and the card's power: a stage that works alone, as all of GPipe's do here, has more of both.
 """
 
