@@ -25,6 +25,7 @@ from typing import Any
 
 import common
 import gpu_library
+import numpy as np
 
 try:
     import torch
@@ -34,7 +35,7 @@ except ImportError:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from cuda_launchers import declare  # noqa: E402
+from cuda_launchers import declare, list_tensors  # noqa: E402
 
 
 @dataclass
@@ -189,12 +190,16 @@ def optim_cases(k: Rows, dtype: torch.dtype, n: int) -> Iterator[Case]:
     p0, g, m0 = (k.normal(n) for _ in range(3))
     v0 = k.normal(n) ** 2
     out = torch.full((1,), math.nan, device=k.device, dtype=torch.float64)
-    partial = torch.full((max(1, k.lib.tp_cuda_sumsq_partials(n)),), math.nan, device=k.device, dtype=torch.float64)
-    yield Case("sumsq", 4 * n, "4 n", lambda: k("sumsq", n, g, out, partial),
-               lambda: [(out, (g.double() ** 2).sum()[None], 0.0)], peer=lambda: torch.linalg.vector_norm(g),
-               results=[out])  # fmt: skip
     p, m, v = p0.clone(), m0.clone(), v0.clone()
     copy = k.nan(n, dtype=dtype)
+    tensor, owner = (torch.from_numpy(table.view(np.uint8)).to(k.device) for table in list_tensors(
+        k.lib, [(n, *(t.data_ptr() for t in (g, p, m, v, copy)), 1)]))  # fmt: skip
+    leaves = k.lib.tp_cuda_leaves(n)
+    whole = torch.tensor([1, leaves, tensor.data_ptr(), owner.data_ptr()])  # tp_cuda_tensors, the host's
+    partial = torch.full((leaves,), math.nan, device=k.device, dtype=torch.float64)
+    yield Case("sumsq", 4 * n, "4 n", lambda: k("sumsq", whole, out, partial),
+               lambda: [(out, (g.double() ** 2).sum()[None], 0.0)], peer=lambda: torch.linalg.vector_norm(g),
+               results=[out])  # fmt: skip
     beta1, beta2, lr, eps, decay, scale = 0.9, 0.95, 1e-2, 1e-8, 0.1, 0.5
     packed = struct.pack("dd6f", beta1, beta2, lr, eps, decay, 1 - beta1**3, 1 - beta2**3, scale)  # tp_adamw_args
     args = torch.tensor(list(packed), device=k.device, dtype=torch.uint8)
@@ -211,7 +216,7 @@ def optim_cases(k: Rows, dtype: torch.dtype, n: int) -> Iterator[Case]:
         for to, start in ((p, p0), (m, m0), (v, v0)):
             to.copy_(start)
 
-    yield Case("adamw", (28 + e) * n, "(28 + e) n", lambda: k("adamw", d, n, p, p, g, m, v, copy, None, args), stepped, restore,
+    yield Case("adamw", (28 + e) * n, "(28 + e) n", lambda: k("adamw", d, whole, tensor, None, args), stepped, restore,
                None, [p, m, v, copy])  # fmt: skip
 
 
@@ -309,10 +314,11 @@ def measure(k: Rows, steps: int) -> dict[str, Any]:
 
 
 def edges(library: Path) -> str:
-    """tests/test_cuda_rows.py on the device: its last line. Raises where a test fails."""
+    """tests/test_cuda_rows.py and test_cuda_optim.py on the device: their last line. Raises where a test fails."""
     if importlib.util.find_spec("pytest") is None:
         return "pytest is missing: the edge cases were not run"
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", "tests/test_cuda_rows.py"]
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", "tests/test_cuda_rows.py",
+               "tests/test_cuda_optim.py"]  # fmt: skip
     environment = {**os.environ, "TERAPIPE_CUDA_ROWS": str(library), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if ran.returncode:

@@ -86,12 +86,34 @@ tp_cuda_softmax_loss(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t voc
 
 /* ---- the optimizer: optim.cu ---------------------------------------------------------------------------------------- */
 
-/* Doubles of `partial`. */
+/* Tensors that are measured, or updated, all in one launch. A block does a leaf of one of them or a part of a leaf, and finds in two
+ * tables in device memory which. n, decays and the arrays are the caller's, the rest tp_cuda_list_tensors'. */
+typedef struct {
+    int64_t n;         /* elements; 0: the others are not read */
+    int64_t first;     /* its first leaf among all */
+    const float *grad; /* [n], as all that follow; to be measured needs no other */
+    float *value, *m, *v;
+    void *copy;        /* of dtype: the new value; NULL: none */
+    int32_t decays;    /* 1: weight_decay is meant for it */
+    int32_t vector;    /* 1: all begin on 16 bytes */
+} tp_cuda_tensor;
+
+typedef struct {
+    int64_t count, leaves;
+    const tp_cuda_tensor *tensor; /* [count] */
+    const int32_t *owner;         /* [leaves] whose each is */
+} tp_cuda_tensors;
+
+/* Of a tensor of n elements. */
 int64_t
-tp_cuda_sumsq_partials(int64_t n);
-/* *out = the sum of x^2 in double, by a tree that follows from n. */
+tp_cuda_leaves(int64_t n);
+/* Completes both tables on the host, from where they go to the device; gives the leaves of all. */
+int64_t
+tp_cuda_list_tensors(int64_t count, tp_cuda_tensor *tensor, int32_t *owner);
+/* sums[i] = the sum of squares of the i-th tensor's gradient in double, by a tree that follows from its n. partial [leaves]: written,
+ * not read before. */
 TP_MUST_USE tp_status
-tp_cuda_sumsq(tp_stream stream, int64_t n, const float *x, double *out, double *partial);
+tp_cuda_sumsq(tp_stream stream, const tp_cuda_tensors *list, double *sums, double *partial);
 
 /* As tp_backend_ops.adamw: bias1 = 1 - beta1^t, bias2 = 1 - beta2^t of this step. */
 typedef struct {
@@ -99,13 +121,13 @@ typedef struct {
     float lr, eps, weight_decay, bias1, bias2, grad_scale;
 } tp_adamw_args;
 
-/* Decoupled AdamW (Loshchilov & Hutter 2019) of n master weights `from` (which may be p) into p, gradients g, moments m, v;
- * copy[n] of dtype (NULL: none) = the new p. `args` is the host's and read at the call; on_device, if not NULL, lies in device
- * memory and is read by the kernel instead (then args may be NULL): what the device itself has found. grad_scale NaN: p = from,
- * and m and v stay. */
+/* Decoupled AdamW (Loshchilov & Hutter 2019) of all tensors: from the values of `before`, a table of as many tensors that differ from
+ * the list's in value, copy and vector alone, or the list's own. `args` is the host's and read at the call; on_device, if not NULL,
+ * lies in device memory and is read by the kernel instead (then args may be NULL): what the device itself has found. grad_scale NaN:
+ * values are before's, and m and v stay. */
 TP_MUST_USE tp_status
-tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, const float *from, float *p, const float *g, float *m, float *v,
-              void *copy, const tp_adamw_args *args, const tp_adamw_args *on_device);
+tp_cuda_adamw(tp_stream stream, tp_dtype dtype, const tp_cuda_tensors *list, const tp_cuda_tensor *before, const tp_adamw_args *args,
+              const tp_adamw_args *on_device);
 
 /* In device memory: how a gradient of a micro-batch updates, of which the host knows nothing yet. */
 typedef struct {

@@ -45,7 +45,7 @@ typedef struct {
     tp_cudnn *cudnn;  /* NULL: attention is our kernels' */
     tp_attention_kernel attention; /* which of them */
     void *workspace;  /* TP_CUDA_GEMM_BYTES, of products and of cuDNN's plans, as one runs after the other; then `partial` */
-    void *partial;    /* of sums over rows and of squares */
+    void *partial;    /* of sums over rows */
     tp_stream aside;              /* of swaps beside the work; NULL: there were none yet */
     tp_cuda_event given;          /* what the compute stream was given before the copy that is begun */
     tp_cuda_event *copied;        /* [copies] by number, that it is done */

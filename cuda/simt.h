@@ -108,6 +108,13 @@ typedef struct {
 #define TP_LD(pointer) (*(pointer))
 #define TP_ST(pointer, value) ((void)(*(pointer) = (value)))
 #define TP_CHECKED(pointer, bytes, align) ((void)0)
+/* The compiler may know that the pointer, which it finds in memory, is one to global memory. */
+#define TP_GLOBAL(pointer) __builtin_assume(__isGlobal(pointer))
+/* tp_store16 to global memory by one instruction in any case: nvcc stores a struct word by word here and there. */
+#define tp_store16_global(pointer, vec)                                                                           \
+    __asm__ volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"                                                   \
+                     :: "l"((void *)(pointer)), "r"((vec).word[0]), "r"((vec).word[1]), "r"((vec).word[2]), "r"((vec).word[3]) \
+                     : "memory")
 
 TP_DEVICE float
 tp_bits_float(uint32_t bits)
@@ -153,6 +160,9 @@ tp_reciprocal(float x)
     __asm__("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+/* The next launch reaches device memory by pointers in this table, and not by its arguments alone. */
+#define TP_REACHES(stream, kernel, table, bytes) TP_OK
 
 /* Asynchronous. The error of an earlier kernel of this device shows here too, as the runtime reports it. */
 static inline tp_status
@@ -211,6 +221,9 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
     tp_simt_launch((kernel), TP_TEXT(kernel), (grid), (block), (size_t)(smem), (stream), &(a), sizeof(a))
 
+/* The order of streams (cuda/emu/order.h) looks at a table's words as at arguments. */
+#define TP_REACHES(stream, kernel, table, bytes) tp_simt_reaches((stream), (kernel), (table), (bytes))
+
 /* What a running thread is; the emulator sets tp_simt_self before it runs one. */
 typedef struct {
     int thread, threads, block[3], blocks[3];
@@ -220,6 +233,8 @@ extern __thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")
 tp_status
 tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, tp_stream stream,
                const void *args, size_t args_bytes);
+tp_status
+tp_simt_reaches(tp_stream stream, const char *kernel, const void *table, size_t bytes);
 /* The block's shared array of the declaration `site`; the same for every thread. */
 void *
 tp_simt_shared(const void *site, size_t bytes, const char *name);
@@ -283,6 +298,8 @@ tp_simt_set_order(int order);
 
 #define TP_CHECKED(pointer, bytes, align) tp_simt_check(TP_SITE, (pointer), (bytes), (align))
 #define TP_LD(pointer) (*(TP_CHECKED((pointer), sizeof *(pointer), sizeof *(pointer)), (pointer)))
+#define TP_GLOBAL(pointer) ((void)(pointer))
+#define tp_store16_global(pointer, vec) tp_store16((pointer), (vec))
 #define TP_ST(pointer, value) \
     ((void)(*(TP_CHECKED((pointer), sizeof *(pointer), sizeof *(pointer)), (pointer)) = (value)))
 

@@ -46,15 +46,8 @@ size_t
 tp_cuda_workspace_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
     (void)device;
-    int64_t rows = (int64_t)config->slicing->max_batch * config->slicing->seq_len, largest = 0;
-    for (int index = 0; index < tp_model_params(&config->model); index++) {
-        tp_param info;
-        tp_model_param(&config->model, index, &info);
-        largest = most(largest, info.rows * info.cols);
-    }
-    int64_t partial = (int64_t)sizeof(float) * tp_cuda_partial_floats(rows, 4 * (int64_t)config->model.n_embd);
-    partial = most(partial, (int64_t)sizeof(double) * tp_cuda_sumsq_partials(largest));
-    return TP_CUDA_GEMM_BYTES + (size_t)partial;
+    int64_t rows = (int64_t)config->slicing->max_batch * config->slicing->seq_len;
+    return TP_CUDA_GEMM_BYTES + sizeof(float) * (size_t)tp_cuda_partial_floats(rows, 4 * (int64_t)config->model.n_embd);
 }
 
 /* Refuse what the kernels cannot do, before any memory is taken. */
@@ -129,6 +122,7 @@ take_memory(tp_stage *stage)
     TP_TRY(tp_heap_alloc(stage->rank->base.heap, tp_cuda_stage_layout(stage, NULL), stage->base.what, &stage->memory));
     tp_cuda_stage_layout(stage, stage->memory);
     TP_TRY(tp_cuda_memset(cuda, stage->rank->stream, stage->memory, 0, stage->zeroed_bytes));
+    TP_TRY(tp_cuda_stage_list(stage));
     size_t pinned = tp_cuda_stage_layout_host(stage, NULL);
     TP_TRY(tp_cuda_host_alloc(cuda, pinned, stage->base.what, &stage->pinned));
     memset(stage->pinned, 0, pinned);

@@ -64,11 +64,15 @@ struct tp_stage {
     tp_cuda_rank *rank;
     tp_dtype dtype;
     void *memory;               /* the arena */
-    size_t zeroed_bytes;        /* of its beginning: parameters and their states */
+    size_t zeroed_bytes;        /* of its beginning: parameters, their states, and the tables of them */
     int64_t tile_rows;
     void *tile_logits, *tile_x; /* head: [tile_rows, V padded], [tile_rows, E] */
     float *loss;                /* head: [batch * T] in row order */
-    double *sums;               /* [params] */
+    tp_cuda_tensor *tensors;    /* [versions, 1 without][params] what is measured and updated, with the values of a version */
+    int64_t leaves;
+    int32_t *owner;             /* [leaves] (tp_cuda_tensors) */
+    double *partial;            /* [leaves] of sums of squares */
+    double *sums;               /* [params]; 0 of what another stage answers for */
     double *squares;            /* [params] of micro-batches that have their updates, so far; NULL: they have none */
     tp_cuda_clipped *clipped;   /* the last update's; NULL likewise */
     stage_ints on_device;
@@ -99,6 +103,12 @@ tp_cuda_stage_layout_host(tp_stage *stage, char *base);
 /* The tables of a stage without its memory; ended by free. */
 TP_MUST_USE tp_status
 tp_cuda_stage_describe(const tp_stage_config *config, tp_dtype dtype, tp_stage **out);
+/* How many versions of its tensors are listed. */
+static inline int
+tp_cuda_lists(const tp_stage_base *stage)
+{
+    return stage->config.versions > 0 ? stage->config.versions : 1;
+}
 /* How many sums a step has, and the rows of one. */
 static inline int
 tp_cuda_sums(const tp_stage_base *stage)
@@ -158,6 +168,9 @@ tp_cuda_stage_product(tp_stage *stage, const tp_gemm_op *op);
             TP_TRY(call);                                                                                              \
     } while (0)
 
+/* Writes `tensors` and `owner`, once its memory is laid out. */
+TP_MUST_USE tp_status
+tp_cuda_stage_list(tp_stage *stage);
 TP_MUST_USE tp_status
 tp_cuda_stage_finish(tp_stage *stage);
 TP_MUST_USE tp_status

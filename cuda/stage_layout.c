@@ -68,6 +68,18 @@ layout_ints(const tp_stage *stage, stage_ints *ints, tp_stage_arena *from)
     return from->used - before;
 }
 
+/* The tables of what is measured and updated (tp_cuda_stage_list). */
+static void
+layout_tensors(tp_stage *stage, tp_stage_arena *from)
+{
+    stage->leaves = 0;
+    for (int i = 0; i < stage->base.params; i++)
+        if (tp_stage_answers_for(&stage->base, i))
+            stage->leaves += tp_cuda_leaves(stage->base.param[i].info.rows * stage->base.param[i].info.cols);
+    stage->tensors = tp_lay(from, (int64_t)tp_cuda_lists(&stage->base) * stage->base.params, sizeof *stage->tensors);
+    stage->owner = tp_lay(from, stage->leaves, sizeof *stage->owner);
+}
+
 size_t
 tp_cuda_stage_layout(tp_stage *stage, char *base)
 {
@@ -80,6 +92,7 @@ tp_cuda_stage_layout(tp_stage *stage, char *base)
         stage->squares = tp_lay(&from, stage->base.params, sizeof *stage->squares);
         stage->clipped = tp_lay(&from, 1, sizeof *stage->clipped);
     }
+    layout_tensors(stage, &from);
     stage->zeroed_bytes = from.used;
     tp_lay_slots(&stage->base, &from, layout_activations, layout_gradients);
     if (tp_stage_heads(&stage->base)) {
@@ -90,6 +103,7 @@ tp_cuda_stage_layout(tp_stage *stage, char *base)
     }
     if (tp_stage_scatters(&stage->base))
         stage->base.embedding_rows = tp_lay_elements(&from, tokens * width);
+    stage->partial = tp_lay(&from, stage->leaves, sizeof *stage->partial);
     stage->sums = tp_lay(&from, stage->base.params, sizeof(double));
     stage->ints_bytes = layout_ints(stage, &stage->on_device, &from);
     return from.used;

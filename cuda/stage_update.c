@@ -2,6 +2,65 @@
 #include "cuda/stage.h"
 
 #include <math.h>
+#include <stdlib.h>
+
+/* ---- tensors in lists ---------------------------------------------------------------------------------------------------------- */
+
+static tp_cuda_tensor
+tensor_of(const tp_stage_base *base, int i, int version)
+{
+    const tp_stage_param *param = &base->param[i];
+    if (!tp_stage_answers_for(base, i))
+        return (tp_cuda_tensor){0};
+    return (tp_cuda_tensor){.n = param->info.rows * param->info.cols,
+                            .grad = param->grad,
+                            .value = tp_stage_version(base, i, version),
+                            .m = param->m,
+                            .v = param->v,
+                            .copy = tp_stage_version_copy(base, i, version),
+                            .decays = param->info.is_matrix};
+}
+
+/* With the values of a version. */
+static tp_cuda_tensors
+list_of(const tp_stage *stage, int version)
+{
+    return (tp_cuda_tensors){stage->base.params, stage->leaves, stage->tensors + (int64_t)version * stage->base.params, stage->owner};
+}
+
+static tp_status
+list_tensors(tp_stage *stage, tp_cuda_tensor *tensor, int32_t *owner)
+{
+    const tp_stage_base *base = &stage->base;
+    const int lists = tp_cuda_lists(base);
+    for (int version = 0; version < lists; version++) {
+        tp_cuda_tensor *of = tensor + (int64_t)version * base->params;
+        for (int i = 0; i < base->params; i++)
+            of[i] = tensor_of(base, i, version);
+        tp_cuda_list_tensors(base->params, of, owner);
+    }
+    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->tensors, tensor,
+                        (size_t)lists * (size_t)base->params * sizeof *tensor, TP_CUDA_TO_DEVICE));
+    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->owner, owner, (size_t)stage->leaves * sizeof *owner,
+                        TP_CUDA_TO_DEVICE));
+    return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
+}
+
+tp_status
+tp_cuda_stage_list(tp_stage *stage)
+{
+    const size_t rows = (size_t)tp_cuda_lists(&stage->base) * (size_t)stage->base.params;
+    tp_cuda_tensor *tensor = calloc(rows, sizeof *tensor);
+    int32_t *owner = calloc((size_t)stage->leaves + 1, sizeof *owner);
+    tp_status status = tensor != NULL && owner != NULL
+                           ? list_tensors(stage, tensor, owner)
+                           : tp_fail(TP_EMEMORY, "no host memory to list %zu tensors of %lld leaves", rows, (long long)stage->leaves);
+    free(tensor);
+    free(owner);
+    return status;
+}
+
+/* ---- a step -------------------------------------------------------------------------------------------------------------------- */
 
 /* Add the rows of the i-th sum to the parameter's gradient. */
 static tp_status
@@ -73,14 +132,8 @@ tp_cuda_stage_loss(tp_stage *stage, double *out)
 static tp_status
 measure(tp_stage *stage)
 {
-    for (int i = 0; i < stage->base.params; i++) {
-        const tp_stage_param *param = &stage->base.param[i];
-        if (!tp_stage_answers_for(&stage->base, i))
-            continue;
-        TP_TRY(tp_cuda_sumsq(stage->rank->stream, param->info.rows * param->info.cols, param->grad, stage->sums + i,
-                             stage->rank->partial));
-    }
-    return TP_OK;
+    const tp_cuda_tensors list = list_of(stage, 0); /* all versions have one gradient */
+    return tp_cuda_sumsq(stage->rank->stream, &list, stage->sums, stage->partial);
 }
 
 tp_status
@@ -119,16 +172,9 @@ args_of(const tp_adamw *adamw, double grad_scale)
 tp_status
 tp_cuda_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
 {
-    tp_adamw_args args = args_of(adamw, grad_scale);
-    for (int i = 0; i < stage->base.params; i++) {
-        const tp_stage_param *param = &stage->base.param[i];
-        if (!tp_stage_answers_for(&stage->base, i))
-            continue;
-        args.weight_decay = (float)(param->info.is_matrix ? adamw->weight_decay : 0);
-        TP_TRY(tp_cuda_adamw(stage->rank->stream, stage->dtype, param->info.rows * param->info.cols, param->value, param->value,
-                             param->grad, param->m, param->v, param->copy, &args, NULL));
-    }
-    return TP_OK;
+    const tp_adamw_args args = args_of(adamw, grad_scale);
+    const tp_cuda_tensors list = list_of(stage, stage->base.selected);
+    return tp_cuda_adamw(stage->rank->stream, stage->dtype, &list, list.tensor, &args, NULL);
 }
 
 /* ---- updates by micro-batches ------------------------------------------------------------------------------------------------ */
@@ -141,15 +187,8 @@ tp_cuda_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, do
     TP_TRY(measure(stage));
     TP_TRY(tp_cuda_clip(stage->rank->stream, stage->base.params, micro, stage->sums, stage->squares, grad_clip, &args,
                         stage->clipped));
-    int before = tp_stage_advance(&stage->base, micro);
-    for (int i = 0; i < stage->base.params; i++) {
-        const tp_stage_param *param = &stage->base.param[i];
-        const tp_adamw_args *on_device = param->info.is_matrix ? &stage->clipped->matrix : &stage->clipped->vector;
-        TP_TRY(tp_cuda_adamw(stage->rank->stream, stage->dtype, param->info.rows * param->info.cols,
-                             tp_stage_version(&stage->base, i, before), param->value, param->grad, param->m, param->v, param->copy,
-                             NULL, on_device));
-    }
-    return TP_OK;
+    const tp_cuda_tensors before = list_of(stage, tp_stage_advance(&stage->base, micro)), list = list_of(stage, stage->base.newest);
+    return tp_cuda_adamw(stage->rank->stream, stage->dtype, &list, before.tensor, NULL, &stage->clipped->matrix);
 }
 
 tp_status

@@ -32,7 +32,7 @@ SHARING = [f"test_{name}" for name in """
     benchmarks train cuda_chimera cuda_replicas cuda_build cuda_cudnn lean chimera_plan notebook swap examples swap_beside
     limits mpi uneven package bpipe cli comm replicas cuda_graphs gemm pipedream auto_bounds compare dawnpiper split cuda_nccl
     bmpipe progress chimera_engine layering gpu_check types passed_over checkpoint sweep cuda_attention cuda_progress planners
-    in_flight engine launchers_end halted stage layer_graph planner_arguments cuda_rows baselines cost sliced cuda_races
+    in_flight engine launchers_end halted stage layer_graph planner_arguments cuda_rows cuda_optim baselines cost sliced cuda_races
     bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network cuda_apart reference recompute
     baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view zoo cuda_pipeline doctor data
     capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start capture_data capture_functions

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,23 @@ F32, BF16 = 0, 1
 HEADERS = ("cuda/kernels.h", "cuda/groups.h")
 TYPES = {"tp_stream": ctypes.c_void_p, "tp_dtype": ctypes.c_int, "int64_t": ctypes.c_int64, "int": ctypes.c_int,
          "tp_attention_kernel": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double}  # fmt: skip
+
+
+TENSOR = np.dtype([("n", np.int64), ("first", np.int64), *((name, np.uint64) for name in ("grad", "value", "m", "v", "copy")),
+                   ("decays", np.int32), ("vector", np.int32)])  # fmt: skip  # tp_cuda_tensor
+LIST = np.dtype([("count", np.int64), ("leaves", np.int64), ("tensor", np.uint64), ("owner", np.uint64)])  # tp_cuda_tensors
+
+
+def list_tensors(library: ctypes.CDLL, rows: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray]:
+    """Both tables, on the host. A row: n, then addresses of grad, value, m, v and copy, and whether it decays."""
+    table = np.zeros(len(rows), TENSOR)
+    for at, (n, *arrays, decays) in zip(table, rows, strict=True):
+        at["n"], at["decays"] = n, decays
+        for name, address in zip(("grad", "value", "m", "v", "copy"), arrays, strict=True):
+            at[name] = address
+    owner = np.full(sum(library.tp_cuda_leaves(row[0]) for row in rows), -1, np.int32)
+    assert library.tp_cuda_list_tensors(len(rows), table.ctypes.data, owner.ctypes.data) == len(owner)
+    return table, owner
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -72,6 +90,17 @@ class Kernels:
         return self.put(
             np.full(shape, 0x7FFF, np.uint16) if dtype == BF16 else np.full(shape, np.nan, np.float32), offset
         )
+
+    def address(self, x: np.ndarray | None) -> int:
+        """0: None."""
+        return 0 if x is None else x.ctypes.data
+
+    def tensors(self, *rows: tuple[Any, ...]) -> np.ndarray:
+        """A list of (grad, value, m, v, copy, decays); what comes after grad may be missing."""
+        full = [(*row, None, None, None, None, 0)[:6] if len(row) < 6 else row for row in rows]
+        table, owner = list_tensors(self.lib, [(row[0].size, *map(self.address, row[:5]), row[5]) for row in full])
+        table, owner = self.put(table), self.put(owner)
+        return np.array([(len(table), len(owner), self.address(table), self.address(owner))], LIST)
 
     def clear(self) -> None:
         for x in self.kept:
@@ -131,14 +160,17 @@ class OnDevice(Kernels):
                 )
         self.do("tp_cuda_synchronize", self.device, self.stream)
 
+    def address(self, x: np.ndarray | None) -> int:
+        if x is None:
+            return 0
+        for i, kept in enumerate(self.kept):
+            if kept.ctypes.data <= x.ctypes.data < kept.ctypes.data + max(kept.nbytes, 1):
+                return self.on_device(i) + x.ctypes.data - kept.ctypes.data
+        return x.ctypes.data
+
     def status(self, name: str, *arguments: Any) -> int:
         def place(a: Any) -> Any:
-            if not isinstance(a, np.ndarray):
-                return a
-            for i, x in enumerate(self.kept):
-                if x.ctypes.data <= a.ctypes.data < x.ctypes.data + max(x.nbytes, 1):
-                    return self.on_device(i) + a.ctypes.data - x.ctypes.data
-            return a.ctypes.data
+            return self.address(a) if isinstance(a, np.ndarray) else a
 
         if arguments[0] is not None:  # not a launcher
             return super().status(name, *arguments)
@@ -153,3 +185,21 @@ class OnDevice(Kernels):
         self.memory.clear()
         self.kept.clear()
         self.offsets.clear()
+
+
+def sums_of_squares(k: Kernels, *gradients: np.ndarray) -> np.ndarray:
+    listed, out = k.tensors(*((x,) for x in gradients)), k.put(np.full(len(gradients), np.nan))
+    k("sumsq", listed, out, k.put(np.full(int(listed["leaves"][0]), np.nan)))
+    return out
+
+
+def adamw_args(beta1: float, beta2: float, *others: float) -> Any:
+    """tp_adamw_args (cuda/kernels.h); others: lr, eps, weight_decay, bias1, bias2, grad_scale."""
+    return np.frombuffer(struct.pack("dd6f", beta1, beta2, *others), np.uint8).copy()
+
+
+def update(k: Kernels, dtype: int, args: Any, *rows: tuple[Any, ...], before: Any = None, on_device: bool = False) -> None:
+    """AdamW of (grad, value, m, v, copy, decays), from the values of rows `before`."""
+    listed = k.tensors(*rows)
+    start = int((listed if before is None else k.tensors(*before))["tensor"][0])
+    k("adamw", dtype, listed, start, *((None, args) if on_device else (args, None)))

@@ -139,7 +139,7 @@ def test_every_step_does_the_same_with_the_same_arguments(emulation):
     names = [name for name, _ in first]
     assert {"product", "mark", "copy"} < set(names) and sum("attention" in name for name in names) > 10
     changing = [i for i, name in enumerate(names) if "adamw" in name]
-    assert len(changing) == len(tp.init_params(model))
+    assert len(changing) == 1  # of all tensors
     for later in rest:
         assert [name for name, _ in later] == names
         differ = [i for i, (one, two) in enumerate(zip(first, later, strict=True)) if one != two and one[0] != "mark"]

@@ -11,6 +11,8 @@ if not (Path(__file__).resolve().parents[1] / "cuda").is_dir():
     pytest.skip("no CUDA sources beside the tests", allow_module_level=True)
 
 import cuda_emu
+import numpy as np
+from cuda_launchers import Kernels
 
 ONE, OTHER, BYTES = 0x10, 0x20, 256  # streams are names here
 
@@ -87,3 +89,18 @@ def test_memory_that_was_given_back_is_new(streams: Streams) -> None:
 def test_the_hosts_memory_is_not_looked_at(streams: Streams) -> None:
     streams.call("foreign", streams.at, 0, 0)
     assert streams.touch(ONE, 0, 64, True) and streams.touch(OTHER, 0, 64, True)
+
+
+def test_a_kernel_reaches_what_stands_in_its_table(streams: Streams) -> None:
+    k = Kernels(streams.library)
+    gradients = [k.put(np.ones(4, np.float32)) for _ in range(2)]
+    listed, sums, partial = k.tensors(*((x,) for x in gradients)), k.put(np.zeros(2)), k.put(np.zeros(2))
+    streams.call("foreign", gradients[1].ctypes.data, 16, 1)
+    assert streams.library.tp_emu_order_touch(ctypes.c_void_p(OTHER), b"a message", gradients[1].ctypes.data_as(ctypes.c_void_p),
+                                              ctypes.c_size_t(16), 1) == 0  # fmt: skip
+    assert k.status("sumsq", ONE, listed, sums, partial) != 0
+    assert '"a message" on one and "sumsq_leaf" on another' in streams.library.tp_error_message().decode()
+    streams.pass_on(OTHER, ONE)
+    assert k.status("sumsq", ONE, listed, sums, partial) == 0 and (sums == 4).all()
+    streams.call("foreign", gradients[1].ctypes.data, 16, 0)
+    k.clear()

@@ -95,10 +95,11 @@ def test_row_kernels_have_no_races(k, dtype, rows, n):
     k("softmax_loss", dtype, rows, n, z, n, targets, 0.5, 1, loss)
     p, g, m, v = (k.put(rng.normal(size=20_000).astype(np.float32) ** 2) for _ in range(4))
     total = k.put(np.zeros(1))
-    k("sumsq", g.size, g, total, k.put(np.zeros(k.lib.tp_cuda_sumsq_partials(g.size))))
+    whole = k.tensors((g, p, m, v, k.empty(dtype, p.size), 1))
+    k("sumsq", whole, total, k.put(np.zeros(int(whole["leaves"][0]))))
     assert np.isfinite(loss).all() and total[0] > 0
     many = k.put(np.ones(600))
     args = ctypes.create_string_buffer(struct.pack("dd6f", 0.9, 0.95, 1e-3, 1e-8, 0.1, 0.1, 0.05, 1.0))
-    k("adamw", dtype, p.size, p, p, g, m, v, k.empty(dtype, p.size), ctypes.addressof(args), None)
+    k("adamw", dtype, whole, int(whole["tensor"][0]), ctypes.addressof(args), None)
     k("clip", 600, 1, many, k.put(np.ones(600)), 0.5, ctypes.addressof(args), k.put(np.zeros(12)))
     k("cast", dtype, p.size, p, k.empty(dtype, p.size))

@@ -1,4 +1,4 @@
-"""The row kernels of cuda/{norm,pointwise,vocab,optim}.cu, run by the host's emulator (cuda_emu.py), against float64.
+"""The row kernels of cuda/{norm,pointwise,vocab}.cu, run by the host's emulator (cuda_emu.py), against float64.
 
 Every array lies in memory of its own that the emulator checks accesses against, and outputs begin as NaN. "Bits" are equal
 bytes: for every cut of rows into calls, every order of blocks and threads, and every alignment.
@@ -9,7 +9,6 @@ import itertools
 import math
 import os
 import shutil
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
     pytest.skip("no CUDA sources beside the tests, or no gcc", allow_module_level=True)
 
 import cuda_emu  # noqa: E402
-from cuda_launchers import BF16, F32, Kernels, OnDevice, numbers, of  # noqa: E402
+from cuda_launchers import BF16, F32, Kernels, OnDevice, adamw_args, numbers, of, sums_of_squares, update  # noqa: E402
 
 DTYPES = pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 WIDTHS, HEIGHTS = (1, 7, 8, 64, 768, 1000), (1, 3, 65, 257)
@@ -324,116 +323,6 @@ def test_softmax_loss_at_its_ends(k: Kernels, dtype: int) -> None:
     assert np.isnan(loss[3:]).all() and np.isnan(got[3]).all() and np.isnan(got[4]).all()
 
 
-def test_sumsq(k: Kernels) -> None:
-    rng = np.random.default_rng(8)
-    for n in (0, 1, 7, 64, 1000, 16384, 16385, 100003):
-        x, out = k.put(rng.normal(size=n).astype(np.float32)), k.put(np.full(1, np.nan))
-        partial = k.put(np.full(k.status("sumsq_partials", n), np.nan))
-        k("sumsq", n, x, out, partial)
-        assert math.isclose(out[0], math.fsum(numbers(x) ** 2), rel_tol=1e-14, abs_tol=0)
-        k.clear()
-    x, out, partial = k.put(np.array([1, np.nan, 3], np.float32)), k.put(np.zeros(1)), k.put(np.zeros(1))
-    k("sumsq", 3, x, out, partial)
-    assert np.isnan(out[0])
-    x[1] = 3e38
-    k("sumsq", 3, x, out, partial)
-    assert out[0] > 8e76, "squares of large numbers stay finite"
-
-
-def adamw_args(beta1: float, beta2: float, *others: float) -> Any:
-    """tp_adamw_args (cuda/kernels.h); others: lr, eps, weight_decay, bias1, bias2, grad_scale."""
-    return np.frombuffer(struct.pack("dd6f", beta1, beta2, *others), np.uint8).copy()
-
-
-@DTYPES
-def test_adamw(k: Kernels, dtype: int) -> None:
-    rng = np.random.default_rng(9)
-    for i, n in enumerate((1, 7, 8, 1000, 16 * 1024 + 3)):
-        p, g, m = (rng.normal(size=n) for _ in range(3))
-        v = rng.random(n)
-        state = [k.put(x.astype(np.float32), i % 2) for x in (p, g, m, v)]
-        p, g, m, v = map(numbers, state)
-        copy = k.empty(dtype, n)
-        beta1, beta2, lr, eps, decay, scale = 0.9, 0.99999, 1e-2, 1e-8, 0.1, 0.5  # no float is either beta
-        args = adamw_args(beta1, beta2, lr, eps, decay, 1 - beta1**3, 1 - beta2**3, scale)
-        twin = [x.copy() for x in state]
-        k("adamw", dtype, n, *(state[j] for j in (0, 0, 1, 2, 3)), copy, args, None)
-        m = beta1 * m + (1 - beta1) * scale * g
-        v = beta2 * v + (1 - beta2) * (scale * g) ** 2
-        p = p - lr * (m / (1 - beta1**3) / (np.sqrt(v / (1 - beta2**3)) + eps) + decay * p)
-        for got, want in zip(state, (p, g, m, v), strict=True):
-            close(got, want, 1e-6)
-        assert copy.tobytes() == of(dtype, state[0]).tobytes()
-        other = [k.put(x) for x in twin]  # arguments from device memory, no copy
-        k("adamw", dtype, n, other[0], *other, None, None, k.put(args))
-        assert [x.tobytes() for x in other] == [x.tobytes() for x in state]
-        k.clear()
-
-
-def test_adamw_lets_moments_vanish_and_shows_nan(k: Kernels) -> None:
-    """Moments too small for a normal number become zero (csrc/cpu/optim.c); NaN does not."""
-    p, g, m, v, copy = (k.put(np.array(x, np.float32)) for x in
-                        ([1, 1, 1], [0, np.nan, 0], [1e-39, 0, 0], [1e-39, 0, np.nan], [9, 9, 9]))  # fmt: skip
-    args = adamw_args(0.9, 0.95, 0.1, 1e-8, 0, 0.5, 0.5, 1)
-    k("adamw", F32, 3, p, p, g, m, v, copy, args, None)
-    assert p[0] == 1 and m[0] == 0 and v[0] == 0
-    assert np.isnan(p[1:]).all() and np.isnan(copy[1:]).all() and np.isnan(m[1]) and np.isnan(v[1:]).all()
-
-
-def test_moments_fade_by_the_beta_and_not_by_the_nearest_float(k: Kernels) -> None:
-    """300 steps without a gradient: 0.9998f would leave 8e-6 more."""
-    p, g, m, v = (k.put(x.astype(np.float32)) for x in (np.ones(64), np.zeros(64), np.linspace(1, 2, 64), np.linspace(1, 2, 64)))
-    args = adamw_args(0.9998, 0.9998, 0.0, 1e-8, 0.0, 0.5, 0.5, 1.0)
-    for _ in range(300):
-        k("adamw", F32, 64, p, p, g, m, v, None, args, None)
-    for moment in (m, v):
-        assert abs((moment / np.linspace(1, 2, 64) / 0.9998**300 - 1).mean()) <= 2e-6
-
-
-@DTYPES
-def test_adamw_from_another_version_and_without_an_update(k: Kernels, dtype: int) -> None:
-    rng = np.random.default_rng(10)
-    for i, n in enumerate((7, 1000)):
-        p, g, m, v = (k.put(np.abs(rng.normal(size=n)).astype(np.float32), i % 2) for _ in range(4))
-        before, args = [x.copy() for x in (p, g, m, v)], adamw_args(0.9, 0.95, 1e-2, 1e-8, 0.1, 0.5, 0.5, 1)
-        new, copy, again = k.put(np.full(n, np.nan, np.float32), i % 2), k.empty(dtype, n), k.put(before[0])
-        k("adamw", dtype, n, p, new, g, m, v, copy, args, None)
-        k("adamw", dtype, n, again, again, g, *(k.put(x) for x in before[2:]), None, args, None)
-        assert p.tobytes() == before[0].tobytes() and new.tobytes() == again.tobytes() != p.tobytes()
-        moments, args = [x.copy() for x in (m, v)], adamw_args(0.9, 0.95, 1e-2, 1e-8, 0.1, 0.5, 0.5, np.nan)
-        k("adamw", dtype, n, p, new, g, m, v, copy, None, k.put(args))
-        assert new.tobytes() == p.tobytes() and copy.tobytes() == of(dtype, p).tobytes()
-        assert [x.tobytes() for x in (m, v)] == [x.tobytes() for x in moments]
-        k.clear()
-
-
-GIVEN = np.dtype([("betas", np.float64, 2), ("others", np.float32, 6)])  # adamw_args
-CLIPPED = np.dtype([("vector", GIVEN), ("matrix", GIVEN), ("norm2", np.float64), ("refused", np.int32), ("_", np.int32)])
-
-
-def test_clip(k: Kernels) -> None:
-    """What an update is told: the scale, decay for matrices alone, squares so far; nothing from the first norm on that is wrong."""
-    rng, args, others = np.random.default_rng(12), adamw_args(*range(1, 9)), range(3, 9)
-    for n in (1, 7, 256, 1000):
-        squares, out = k.put(np.full(n, np.nan)), k.put(np.full(1, 255, np.uint8).repeat(CLIPPED.itemsize).view(CLIPPED))
-        total = np.zeros(n)
-        for micro, (grad_clip, spoilt) in enumerate(((0.5, 0), (0.0, 0), (1e9, 0), (0.5, np.inf), (0.5, 0))):
-            sums = rng.random(n)
-            sums[n // 2] += spoilt
-            total += sums
-            k("clip", n, micro, k.put(sums), squares, grad_clip, args, out)
-            told, norm = out[0], math.sqrt(math.fsum(sums))
-            scale = np.nan if micro >= 3 else np.float32(0.5 / (norm + 1e-6)) if grad_clip == 0.5 < norm else 1.0
-            assert np.allclose(told["matrix"]["others"], [*others[:5], scale], rtol=1e-6, equal_nan=True)
-            assert np.allclose(told["vector"]["others"], [*others[:2], 0, *others[3:5], scale], rtol=1e-6, equal_nan=True)
-            assert told["matrix"]["betas"].tolist() == told["vector"]["betas"].tolist() == [1, 2]
-            assert told["refused"] == (4 if micro >= 3 else 0) and np.allclose(squares, total, rtol=1e-14)
-            assert np.isinf(told["norm2"]) if micro >= 3 else math.isclose(told["norm2"], norm**2, rel_tol=1e-14)
-        k("clip", n, 0, k.put(np.ones(n)), squares, 0.0, args, out)     # the next step
-        assert out[0]["refused"] == 0 and out[0]["matrix"]["others"][5] == 1 and (squares == 1).all()
-        k.clear()
-
-
 @DTYPES
 def test_nan_goes_through(k: Kernels, dtype: int) -> None:
     x = of(dtype, np.ones((2, 64)))
@@ -486,8 +375,7 @@ def sum_calls(k: Kernels, dtype: int) -> list[bytes]:
     grad = k.put(rng.normal(size=(9, n)).astype(np.float32))
     groups = group(k, rng.integers(0, 9, rows), 9)
     k("embedding_gradient", dtype, n, *groups, dy, n, grad, n)
-    flat, out = k.put(rng.normal(size=50000).astype(np.float32)), k.put(np.zeros(1))
-    k("sumsq", 50000, flat, out, k.put(np.full(4, np.nan)))
+    out = sums_of_squares(k, k.put(rng.normal(size=50000).astype(np.float32)))
     written = [x.tobytes() for x in (dgamma, dbeta, grad, out)]
     k.clear()
     return written
@@ -529,11 +417,12 @@ def test_bits_do_not_depend_on_alignment(k: Kernels, dtype: int) -> None:
 
 @DTYPES
 def test_no_rows_is_no_work(k: Kernels, dtype: int) -> None:
-    none, adamw = k.put(np.zeros(8, np.float32)), np.zeros(8, np.float32)  # the host reads AdamW's numbers
+    none = k.put(np.zeros(8, np.float32))
     k("layernorm", dtype, 0, 8, none, 8, none, none, none, 8, none, none)
     k("gelu", dtype, 0, 8, none, none)
     k("softmax_loss", dtype, 0, 8, none, 8, none, 1.0, 1, none)
-    k("adamw", dtype, 0, none, none, none, none, none, none, adamw, None)
+    empty = none[:0]
+    update(k, dtype, adamw_args(*range(1, 9)), (empty, empty, empty, empty, empty, 1))
     k("embedding_gradient", dtype, 8, 0, none, none, none, none, 8, none, 8)
     db = k.put(np.ones(8, np.float32))
     k("bias_gradient", dtype, 0, 8, none, 8, db, 1, none)

@@ -21,7 +21,7 @@ def opened() -> tuple[Any, Any, Any]:
 
 
 def right() -> dict[str, Any]:
-    """Errors against PyTorch in float64, the same bits twice, and tests/test_cuda_rows.py on the device."""
+    """Errors against PyTorch in float64, the same bits twice, and tests/test_cuda_rows.py and test_cuda_optim.py on the device."""
     gpu_rows, library, k = opened()
     errors = gpu_rows.check(k, 64, 20_003) if small() else gpu_rows.check(k)
     so_far({"errors": errors})

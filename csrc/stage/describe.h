@@ -211,6 +211,9 @@ tp_stage_refuse_norm(const tp_stage_base *stage, int micro, double norm2);
 /* The i-th tensor's value in a version. */
 float *
 tp_stage_version(const tp_stage_base *stage, int i, int version);
+/* Its copy there; NULL: it has none. */
+void *
+tp_stage_version_copy(const tp_stage_base *stage, int i, int version);
 
 /* What all blocks that swap have outside the device's memory: sets `stored`. */
 void

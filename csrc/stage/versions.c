@@ -34,14 +34,20 @@ tp_stage_version(const tp_stage_base *stage, int i, int version)
     return version == 0 ? param->first_value : (float *)(void *)(version_at(stage, version) + param->value_at);
 }
 
+void *
+tp_stage_version_copy(const tp_stage_base *stage, int i, int version)
+{
+    const tp_stage_param *param = &stage->param[i];
+    return version == 0 || param->copy_count == 0 ? param->first_copy : version_at(stage, version) + param->copy_at;
+}
+
 static void
 select_version(tp_stage_base *stage, int version)
 {
     for (int i = 0; version != stage->selected && i < stage->params; i++) {
         tp_stage_param *param = &stage->param[i];
         param->value = tp_stage_version(stage, i, version);
-        if (param->copy_count > 0)
-            param->copy = version == 0 ? param->first_copy : version_at(stage, version) + param->copy_at;
+        param->copy = tp_stage_version_copy(stage, i, version);
     }
     stage->selected = version;
 }

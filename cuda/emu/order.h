@@ -4,8 +4,8 @@
  * ordered, or the later call fails.
  *
  * Copies and messages are known byte by byte. Of a kernel or product only the arguments are known: a pointer to device memory
- * counts as one byte written there. So a conflict with a kernel is found only at the address that the kernel was given. Host
- * memory is not looked at. */
+ * counts as one byte written there. So a conflict with a kernel is found only at the address that the kernel was given, or that
+ * stands in a table of which the launcher says so (TP_REACHES). Host memory is not looked at. */
 #ifndef TP_CUDA_EMU_ORDER_H
 #define TP_CUDA_EMU_ORDER_H
 

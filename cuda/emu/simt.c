@@ -13,6 +13,7 @@
 
 #include "cuda/emu/graph.h"
 #include "cuda/emu/machine.h"
+#include "cuda/emu/order.h"
 
 __thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")));
 __thread simt_machine *tp_simt_machine __attribute__((visibility("hidden")));
@@ -548,6 +549,12 @@ tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int
     kernel(work.args); /* clears gaps */
     TP_TRY(tp_emu_do(stream, name, run_grid, &work, offsetof(simt_work, args) + args_bytes));
     return tp_cuda_launched(name);
+}
+
+tp_status
+tp_simt_reaches(tp_stream stream, const char *kernel, const void *table, size_t bytes)
+{
+    return tp_emu_order_do(stream, kernel, table, bytes);
 }
 
 void
