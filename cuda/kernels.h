@@ -131,7 +131,7 @@ tp_cuda_adamw(tp_stream stream, tp_dtype dtype, const tp_cuda_tensors *list, con
 
 /* In device memory: how a gradient of a micro-batch updates, of which the host knows nothing yet. */
 typedef struct {
-    tp_adamw_args vector, matrix; /* vector: without decay */
+    tp_adamw_args args;
     double norm2;     /* of the last micro-batch, or of that which was refused */
     int32_t refused;  /* 1 + the first micro-batch of the step whose norm is not finite; 0: none */
 } tp_cuda_clipped;

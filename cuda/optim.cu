@@ -177,9 +177,7 @@ TP_KERNEL_BOUNDS(clip, clip_args, ROWS_BLOCK, 1)
         args.grad_scale = before != 0 || !finite                   ? NAN
                           : a.grad_clip > 0.0 && norm > a.grad_clip ? (float)(a.grad_clip / (norm + 1e-6))
                                                                     : 1.0f;
-        a.out->matrix = args;
-        args.weight_decay = 0.0f;
-        a.out->vector = args;
+        a.out->args = args;
         if (before == 0)
             TP_ST(&a.out->norm2, norm2);
         TP_ST(&a.out->refused, before == 0 && !finite ? (int32_t)a.micro + 1 : before);

@@ -188,7 +188,7 @@ tp_cuda_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, do
     TP_TRY(tp_cuda_clip(stage->rank->stream, stage->base.params, micro, stage->sums, stage->squares, grad_clip, &args,
                         stage->clipped));
     const tp_cuda_tensors before = list_of(stage, tp_stage_advance(&stage->base, micro)), list = list_of(stage, stage->base.newest);
-    return tp_cuda_adamw(stage->rank->stream, stage->dtype, &list, before.tensor, NULL, &stage->clipped->matrix);
+    return tp_cuda_adamw(stage->rank->stream, stage->dtype, &list, before.tensor, NULL, &stage->clipped->args);
 }
 
 tp_status
