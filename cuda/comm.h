@@ -15,6 +15,7 @@ typedef struct {
 typedef struct {
     void *data;
     size_t bytes;
+    uint64_t tag; /* "inproc": for errors */
     tp_cuda_note said; /* the sender's note about the message; the host's communicator may write it until the message is taken */
 } tp_cuda_receive;
 

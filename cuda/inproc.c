@@ -148,6 +148,7 @@ inproc_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes
     TP_TRY(tp_cuda_comm_ready(&c->base, peer));
     tp_cuda_receive *r;
     TP_TRY(tp_cuda_comm_post(&c->base, peer, data, bytes, &r));
+    r->tag = tag;
     return c->base.control->ops->recv_post(c->base.control, peer, tag, &r->said, sizeof r->said);
 }
 
@@ -165,19 +166,20 @@ spin_for_word(inproc_comm *c, int peer)
 {
     tp_comm *control = c->base.control;
     const tp_cuda_receives *queue = &c->base.from[peer];
-    waiting w = {.peer = peer, .inward = 1};
-    while (control->ops->progress != NULL && queue->count > 0 && queue->items[queue->first].said.of == NULL) {
+    const tp_cuda_receive *r = &queue->items[queue->first];
+    waiting w = {.peer = peer, .inward = 1, .tag = r->tag, .bytes = r->bytes};
+    while (control->ops->progress != NULL && queue->count > 0 && r->said.of == NULL) {
         TP_TRY(control->ops->progress(control));
-        if (queue->items[queue->first].said.of == NULL)
+        if (r->said.of == NULL)
             TP_TRY(look_again(c, &w));
     }
     return TP_OK;
 }
 
 static tp_status
-await_device(inproc_comm *c, tp_cuda_event filled, int peer, size_t bytes)
+await_device(inproc_comm *c, tp_cuda_event filled, int peer, const tp_cuda_receive *r)
 {
-    waiting w = {.peer = peer, .inward = 1, .bytes = bytes};
+    waiting w = {.peer = peer, .inward = 1, .tag = r->tag, .bytes = r->bytes};
     int arrived = (c->ways & TP_INPROC_QUEUES) != 0, settled = !(c->ways & TP_INPROC_SETTLES);
     for (;;) {
         if (!settled)
@@ -202,7 +204,7 @@ inproc_recv_wait(tp_comm *comm, int peer)
     TP_TRY(check_same(comm, peer, r->said.bytes, r->bytes));
     outbox *box = r->said.of;
     int i = (int)(r->said.number % TP_INPROC_SLOTS);
-    TP_TRY(await_device(c, box->filled[i], peer, r->bytes));
+    TP_TRY(await_device(c, box->filled[i], peer, r));
     TP_TRY(tp_cuda_event_wait(c->base.device, box->filled[i], c->base.compute));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, r->data, box->slot[i], r->bytes, TP_CUDA_ON_DEVICE));
     if (box->freed[i] == NULL)
