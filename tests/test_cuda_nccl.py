@@ -1,6 +1,8 @@
 """The communicators of device memory, over the emulated device: "nccl" against a libnccl of threads (tests/cuda/fake_nccl.c),
 "inproc", and green contexts against a driver that is a table."""
+import contextlib
 import ctypes
+import itertools
 import os
 import re
 import subprocess
@@ -287,13 +289,33 @@ def test_events_are_the_devices_where_a_part_has_none(refused):
     library.tp_cuda_close(whole)
 
 
-def test_the_library_of_products_is_asked_within_the_part():
-    """cublasLt asks the current context how large the GPU is: its algorithms are for the part; no call but its own is within."""
+@contextlib.contextmanager
+def products_of_a_part(library, enter, leave, candidates=0):
+    """(A handle on a part of 32 multiprocessors, made current and left so; a product.)"""
     from test_cuda_gemm import BF16, LINEAR, NONE, Op
 
-    library, whole, device, gemm = cuda_emu.library(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    whole, device, gemm = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     assert library.tp_cuda_open(0, None, ctypes.byref(whole)) == 0
-    fields, within, deep, calls = dict(Partition._fields_), [], [], [ctypes.c_int64() for _ in range(3)]
+    fields = dict(Partition._fields_)
+    part = Partition(7, fields["stream"](lambda _, priority, out: library.tp_cuda_stream_create(whole, int(priority < 0), out)),
+                     fields["event"](), fields["enter"](enter), fields["leave"](leave), 32)  # fmt: skip
+    assert library.tp_cuda_open(0, ctypes.byref(part), ctypes.byref(device)) == 0
+    library.tp_cuda_compute.restype = ctypes.c_void_p
+    memory = ctypes.create_string_buffer(1 << 16)
+    base, stream = ctypes.addressof(memory) // 256 * 256 + 256, ctypes.c_void_p(library.tp_cuda_compute(device))
+    options = (ctypes.c_int * 3)(candidates)
+    try:
+        assert library.tp_gemm_open(device, stream, options, ctypes.c_void_p(base), ctypes.byref(gemm)) == 0
+        yield gemm, ctypes.byref(Op(LINEAR, BF16, NONE, 0, 16, 32, 64, base, 32, base + 4096, 64, base + 8192, 64, None, None, 0))
+    finally:
+        library.tp_gemm_close(gemm)
+        library.tp_cuda_close(device)
+        library.tp_cuda_close(whole)
+
+
+def test_the_library_of_products_is_asked_within_the_part():
+    """cublasLt asks the current context how large the GPU is: its algorithms are for the part; no call but its own is within."""
+    library, within, deep, calls = cuda_emu.library(), [], [], [ctypes.c_int64() for _ in range(3)]
 
     def count():
         library.tp_emu_cublaslt_calls(*map(ctypes.byref, calls))
@@ -307,22 +329,23 @@ def test_the_library_of_products_is_asked_within_the_part():
         within.append(count() - deep.pop())
         return 0
 
-    part = Partition(7, fields["stream"](lambda _, priority, out: library.tp_cuda_stream_create(whole, int(priority < 0), out)),
-                     fields["event"](), fields["enter"](enter), fields["leave"](leave), 32)  # fmt: skip
-    assert library.tp_cuda_open(0, ctypes.byref(part), ctypes.byref(device)) == 0
-    library.tp_cuda_compute.restype = ctypes.c_void_p
-    memory = ctypes.create_string_buffer(1 << 16)
-    base, stream = ctypes.addressof(memory) // 256 * 256 + 256, ctypes.c_void_p(library.tp_cuda_compute(device))
-    try:
-        assert library.tp_gemm_open(device, stream, None, ctypes.c_void_p(base), ctypes.byref(gemm)) == 0 and within == [0]
-        op = Op(LINEAR, BF16, NONE, 0, 16, 32, 64, base, 32, base + 4096, 64, base + 8192, 64, None, None, 0)
+    with products_of_a_part(library, enter, leave) as (gemm, op):
+        assert within == [0]
         before = count()
-        assert library.tp_gemm_prepare(gemm, ctypes.byref(op)) == library.tp_gemm_run(gemm, ctypes.byref(op)) == 0
+        assert library.tp_gemm_prepare(gemm, op) == library.tp_gemm_run(gemm, op) == 0
         assert sum(within) == count() - before == len(within) - 1 > 2 and not deep  # each call is within, alone
-    finally:
-        library.tp_gemm_close(gemm)
-        library.tp_cuda_close(device)
-        library.tp_cuda_close(whole)
+
+
+def test_an_algorithm_that_fails_once_on_a_part_has_no_mean():
+    """Of three algorithms, eight rounds of five runs each, the first fails in the second round and the third in the last."""
+    library, entered, left, text = cuda_emu.library(), itertools.count(), itertools.count(), ctypes.create_string_buffer(300)
+    failing = {2 + 15 + 2, 2 + 7 * 15 - 2 + 10 + 4}  # behind the handle and the heuristics, and two runs not come to
+
+    with products_of_a_part(library, lambda _: int(next(entered) in failing), lambda _: next(left) * 0, 3) as (gemm, op):
+        assert library.tp_gemm_prepare(gemm, op) == 0
+        library.tp_gemm_describe(gemm, op, text, ctypes.c_size_t(len(text)))
+        assert b"algorithm 2," in text.value, text.value
+        assert next(entered) - next(left) == len(failing), "entered and not left, or left twice"
 
 
 def test_a_part_whose_streams_take_no_work_says_why():
