@@ -13,8 +13,9 @@
  * (2026-11-26, benchmarks/results/h200-2026-11-26-variants.json; what the rule gives: h200-2026-11-26.json, "attention speed").
  *
  * D above 64: two that do not load, but where blocks of one, of 64 rows, are no more than the SMs: by two half of these would
- * have no work. (A quarter of the GPU, 2048 tokens in slices of 512: by one 58, 61 and 53 us a layer, by two 40, 67 and 44.) 8192 tokens in slices of 256: forward 348 by one and 296 by two, backward 265 and 234; of 512, twice the tiles:
- * 363 and 548, 412 and 438.
+ * have no work. 8192 tokens in slices of 256: forward 348 by one and 296 by two, backward 265 and 234; of 512, twice the tiles:
+ * 363 and 548, 412 and 438. Four quarters of the GPU, 2048 tokens in slices of 512, us a layer of the forward, dk and dv, and dq:
+ * by one 58, 61 and 53, by two 40, 67 and 44 (h200-2026-11-26-parts.json, "kernels").
  * D up to 64: blocks of one are several to an SM and the fastest where rows have few keys; of more, two that do not load; three
  * where slices are long, since tiles of 192 rows fill short ones badly. By one, two and three, forward: 2048 tokens in slices of
  * 256 330, 290 and 229; 8192 in slices of 256 270, 372 and 275, whole 421, 415 and 466. Backward: 270, 265 and 217; 292, 316 and

@@ -67,7 +67,7 @@ typedef struct {
     /* An event of this part: one is recorded on streams of the context that it was created in alone (cuEventRecord). NULL, or where
      * the part's streams refuse it when the device is opened: the device's. */
     tp_status (*event_create)(void *context, int timed, tp_cuda_event *out);
-    /* Make the part the thread's current context, and what was current before: see tp_cuda_enter. */
+    /* Make the part the thread's current context, and what was current before: see tp_cuda_enter. Both NULL: neither. */
     tp_status (*enter)(void *context);
     tp_status (*leave)(void *context);
     int multiprocessors; /* of this part, as read back */

@@ -211,7 +211,7 @@ take(plan *p, const lt_heuristic *choice)
     p->waves = choice->waves;
 }
 
-/* Seconds of one run with this algorithm, the best of a few rounds. */
+/* Seconds of one run with this algorithm, of a few one behind the other. */
 static tp_status
 time_algo(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo, tp_cuda_event events[2],
           double *seconds)
