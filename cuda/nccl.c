@@ -302,17 +302,18 @@ static const tp_comm_ops nccl_ops = {.abi = TP_COMM_ABI,
                                      .lend = nccl_lend,
                                      .reclaim = nccl_reclaim};
 
-/* Blocks of a communicator, the same on every rank: so many that a rank's receives, one of each line, hold no more than HELD. A Hopper
- * GPU has 132 multiprocessors, and grids of 128: 12 products of GPT's, 1024 and 4096 rows, took 1.08 times as long with 124 as with
- * 128 (the median; 0.89 to 1.22; an H200, 2026-11-26), where two receives of 4 blocks had left 124. */
+/* Blocks of a communicator, the same on every rank: so many that a rank's receives, one of each line, hold no more than HELD, but
+ * one at least. A Hopper GPU has 132 multiprocessors, and grids of 128: 12 products of GPT's, 1024 and 4096 rows, took 1.08 times as
+ * long with 124 as with 128 (the median; 0.89 to 1.22; an H200, 2026-11-26), where two receives of 4 blocks had left 124. How fast
+ * messages of fewer blocks are, no machine with several GPUs has told. */
 static int
 share_of_held(const nccl_comm *c)
 {
     int most = 1;
-    for (int i = 0; i < c->lines; i++) {
+    for (int rank = 0; rank < c->base.comm.ranks; rank++) {
         int mine = 0;
-        for (int other = 0; other < c->lines; other++)
-            mine += c->line[other].from == c->line[i].to || c->line[other].to == c->line[i].to;
+        for (int i = 0; i < c->lines; i++)
+            mine += c->line[i].from == rank || c->line[i].to == rank;
         most = mine > most ? mine : most;
     }
     return most < HELD ? HELD / most : 1;

@@ -41,7 +41,7 @@ typedef struct {
     int copies;            /* of the model in each: ranks r and last - r have gradients of the same stages; 0: 1 */
     const uint8_t *pairs;  /* [from * ranks + to]: TP_NCCL_FLOWS, activations go there and gradients back; TP_NCCL_KEEPS, guests */
     size_t message_bytes;  /* largest message but for exchange and guests, which go from and to the caller's memory */
-    int max_ctas;          /* of a communicator: multiprocessors that a waiting message may hold; 0: of all of a rank's, 4 */
+    int max_ctas;          /* of a communicator: multiprocessors that a waiting message may hold; 0: all of a rank's 4, or 1 each */
 } tp_nccl_config;
 
 /* Loads NCCL; connects when the engine binds it to its device. ERUNTIME: no NCCL, too old. Closed before `control`. */
