@@ -57,6 +57,7 @@ def attention(
     groups: int = ...,
     stream: int = ...,
     wgmma: bool = ...,
+    multiprocessors: int = ...,
 ) -> None: ...
 def cudnn(workspace: int, bytes: int, device: int = ..., stream: int = ..., /) -> CapsuleType: ...
 def cudnn_attention(
