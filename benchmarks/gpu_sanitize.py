@@ -54,7 +54,7 @@ def lanes(arch: str, folder: str) -> list[Lane]:
     """What matters most first: where there are few cores some wait for others."""
     python, program = sys.executable, str(gpu_library.FOLDER / "planted")
     found = [Lane(tool, "planted", (program, tool), OURS, planted=True) for tool in TOOLS]
-    rows = (python, *PYTEST, "--noconftest", "tests/test_cuda_rows.py")
+    rows = (python, *PYTEST, "--noconftest", "tests/test_cuda_rows.py", "tests/test_cuda_optim.py")
     found += [Lane(tool, "rows", rows, environment=PLUGINS | {"TERAPIPE_CUDA_ROWS": str(gpu_library.path_of(arch))})
               for tool in TOOLS]  # fmt: skip
     for what, tools, options in (("attention right", TOOLS[:3], OURS), ("wgmma right", TOOLS[:3], OURS),

@@ -313,8 +313,8 @@ def backward_beside():
                               "cudnn_with_sums_tflops": round(rate[2], 1), "of_cudnn": round(rate[0] / rate[1], 3),
                               "of_cudnn_with_sums": round(rate[0] / rate[2], 3)})  # fmt: skip
                 with_sums, without = (sorted(row[name] for row in found) for name in ("of_cudnn_with_sums", "of_cudnn"))
-                told = {"headline": f"backward in slices {with_sums[0]:.2f} to {with_sums[-1]:.2f} of cuDNN's rate with its sums "
-                                    f"(goal 0.9), {without[0]:.2f} to {without[-1]:.2f} without, {len(found)} shapes",
+                told = {"headline": f"backward in slices {without[0]:.2f} to {without[-1]:.2f} of cuDNN's rate (goal 0.9), "
+                                    f"{with_sums[0]:.2f} to {with_sums[-1]:.2f} with its sums, {len(found)} shapes",
                         "shapes": found}  # fmt: skip
                 so_far(told)
                 if in_time() < 3.0:
