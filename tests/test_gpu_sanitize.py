@@ -34,7 +34,7 @@ import json, os, sys, time
 if sys.argv[1:] == ["--version"]:
     sys.exit(print("NVIDIA (R) Compute Sanitizer\\nVersion 2025.3.1.0 (build 36400806) (public-release)"))
 tool, words = sys.argv[sys.argv.index("--tool") + 1], sys.argv
-what = (words[words.index("--answer") + 1] if "--answer" in words else "rows" if words[-1].endswith("_rows.py") else
+what = (words[words.index("--answer") + 1] if "--answer" in words else "rows" if words[-1].endswith("_optim.py") else
         "tests" if "gpu" in words else "planted")
 kind, found = ("RACECHECK", "0 hazards displayed (0 errors, 0 warnings)") if tool == "racecheck" else ("ERROR", "0 errors")
 said = "========= " + kind + " SUMMARY: " + found
