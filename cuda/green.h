@@ -5,7 +5,8 @@
  * cublasLt in the primary context, told of the part by CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET alone, takes clusters of 8 blocks and
  * tiles that are slow on it: for 512 rows of eight of GPT's products (2048 wide, a quarter of an H200) the fastest algorithms that it
  * offers so take 36 to 130 us, and those by the same call in the part's context 23 to 91, each 1.4 to 1.7 times as fast
- * (benchmarks/results/h200-2026-11-26-parts.json).
+ * (benchmarks/results/h200-2026-11-26-parts.json). Tried with cublasLt 13.1, in captures too; where another refuses in one, steps are
+ * enqueued call by call.
  *
  * That its streams take work while the primary context is current: a green context's is "a normal primary context but with the
  * resources" of it (cuCtxFromGreenCtx), such a stream is of both to the driver (cuStreamGetCtx_v2), and it was seen of CUDA 13.1

@@ -29,6 +29,8 @@ from ._core import Comm, ExecutionError, Region
 
 __all__ = ["Device", "Library", "Versions", "device_count", "devices", "pipeline_on_one_gpu", "versions", "why_not"]
 
+QUEUES_VARIABLE, QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32  # hardware queues; the driver reads it once
+
 
 def __dir__() -> list[str]:
     return __all__
@@ -158,7 +160,7 @@ def _missing() -> str:
 
 @functools.cache
 def _module_at(path: str) -> ModuleType:
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # more hardware queues: streams do not wait for each other
+    os.environ.setdefault(QUEUES_VARIABLE, str(QUEUES))  # streams do not wait for each other
     if not path:
         name = f"{__package__}._cuda"
         if importlib.util.find_spec(name) is None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -97,8 +98,14 @@ def agree_on_attention(job: Mapping[str, Any], control: _core.Comm, device: int,
 def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float = 0.0,
                         largest: int = MESSAGE_BYTES) -> tuple[list[Any], list[_core.Comm]]:
     """Equal parts of one GPU (green contexts) and a communicator for each rank of the region, which has rings for the pairs
-    that talk. largest: bytes of a message."""
-    parts = cuda.load().partitions(device, region.ranks)
+    that talk. largest: bytes of a message. Warns where CUDA_DEVICE_MAX_CONNECTIONS leaves them few hardware queues."""
+    module = cuda.load()
+    queues = os.environ.get(cuda.QUEUES_VARIABLE, "")
+    if queues.isdecimal() and int(queues) < cuda.QUEUES:
+        warnings.warn(f"{cuda.QUEUES_VARIABLE} is {queues}: parts of a GPU wait for each other's work where they share hardware "
+                      f"queues (of 8 a step of four took 1.4 times as long); {cuda.QUEUES} would be right, or not to set it",
+                      stacklevel=3)
+    parts = module.partitions(device, region.ranks)
     comms = [inproc(_Kept.of(_core.Comm(region, rank, timeout_s)), largest) for rank in range(region.ranks)]
     return [part for part, _ in parts], comms
 

@@ -7,11 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import cuda_emu
 import pytest
 from cuda_ranks import ROOT, compile_fake, emulated, launched, trained
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.cuda import QUEUES_VARIABLE as QUEUES
 
 MODES = ("host", "nccl", "inproc")
 
@@ -364,6 +369,19 @@ def test_a_part_whose_streams_take_no_work_says_why():
     finally:
         library.tp_emu_refuse_parts(0)
         library.tp_cuda_close(whole)
+
+
+@pytest.mark.parametrize(("queues", "told"), [("8", "is 8: parts"), ("32", None), ("many", None), (None, None)])
+def test_parts_with_few_hardware_queues_are_warned_of(monkeypatch, queues, told):
+    """Asked for, or left to the package; the emulated device then has no parts."""
+    monkeypatch.setenv("TERAPIPE_CUDA_MODULE", str(cuda_emu.build()))
+    tp.cuda.load()
+    monkeypatch.setenv(QUEUES, queues) if queues else monkeypatch.delenv(QUEUES, raising=False)
+    region = _core.Region.create(2, bytearray([0, 1, 1, 0]), 1 << 16, 64, False)
+    with warnings.catch_warnings(record=True) as found, pytest.raises(tp.ExecutionError, match="cuDeviceGetDevResource"):
+        warnings.simplefilter("always")
+        tp.cuda.pipeline_on_one_gpu(region)
+    assert [told in str(one.message) for one in found] == ([True] if told else [])
 
 
 def test_what_cannot_be_split_says_why():
