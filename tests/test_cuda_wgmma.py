@@ -334,8 +334,9 @@ def test_the_kernels_stay_in_their_arrays(emu, D, groups):
 
 @pytest.mark.parametrize("D, slices, groups", [
     *((64, [130, 75], groups) for groups in (1, 2, 3)), *((128, [140], groups) for groups in (1, 2)),
-    (128, [450], 2), (64, [430], 3)])  # fmt: skip
+    (128, [450], 2), (64, [430], 3), (64, [257], 2)])  # fmt: skip
 def test_attention_has_no_races(D, slices, groups):
+    """The last three have more tiles than a block has at once: some come where others were, which all must have read."""
     library = cuda_emu.library(races=True)
     library.tp_error_message.restype = ctypes.c_char_p
     library.tp_cuda_attention_force(groups)
