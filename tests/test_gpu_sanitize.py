@@ -29,6 +29,10 @@ RACES = f"""========= COMPUTE-SANITIZER
 =========================== short test summary info ============================
 64 passed, 6 skipped in 40.14s
 ========= RACECHECK SUMMARY: 2 hazards displayed (23 errors, 1 warning)"""
+RING = """========= Error: Race reported between Write access at attention_dkdv_ring_64_2(tp_attention_args)+0x7d00
+=========     and {} access at attention_dkdv_ring_64_2(tp_attention_args)+0xe70 [256 hazards]
+=========     and Read access at attention_dkdv_ring_64_2(tp_attention_args)+0xe80 [256 hazards]
+========= """
 SANITIZER = f"""#!{sys.executable} -SE
 import json, os, sys, time
 if sys.argv[1:] == ["--version"]:
@@ -84,10 +88,10 @@ def test_each_tool_sums_up_in_its_own_words(said, sums):
 
 
 def test_reports_of_one_place_are_one():
-    (race, number), = gpu_sanitize.reports(RACES).items()
+    (race, number), = gpu_sanitize.reports(gpu_sanitize.told(RACES)).items()
     assert number == 2 and race.splitlines() == ["Error: Race reported between Write access at clip(clip_args)+0x1e00",
                                                  "    and Read access at clip(clip_args)+0x1e10 [16 hazards]"]  # fmt: skip
-    both = gpu_sanitize.reports("\n".join([*map(OUT_OF_BOUNDS.format, range(32)), RACES]))
+    both = gpu_sanitize.reports(gpu_sanitize.told("\n".join([*map(OUT_OF_BOUNDS.format, range(32)), RACES])))
     assert list(both.values()) == [32, 2] and "thread (0,0,0)" in next(iter(both))
 
 
@@ -121,10 +125,40 @@ def test_what_is_found_is_told_once(sanitize):
     assert [name for name, one in result["lanes"].items() if one["state"] != "clean"] == ["racecheck, rows"]
 
 
+def test_what_is_known_of_right_code_is_told_but_not_wrong(sanitize):
+    one, three = RING.format("Read"), "========= RACECHECK SUMMARY: {} hazards displayed ({} errors, 0 warnings)"
+    lane = "racecheck, wgmma right"
+    ran, result = sanitize({lane: [gpu_sanitize.FOUND, 3 * f"{one}\n" + three.format(3, 3), 0]}, "--only", "wgmma right")
+    found = result["lanes"][lane]
+    assert ran.returncode == 0 and "3 hazards, 3 errors, 0 warnings (3 known)" in ran.stdout, ran.stdout + ran.stderr
+    assert found["state"] == "clean" and found["reports"] == {} and found["counts"]["hazards"] == 3
+    ((why, alike),) = found["known"].items()
+    assert list(alike.values()) == [3] and "+0xe80" in next(iter(alike)) and f"known: {why}" in ran.stdout
+    both = f"{one}\n{RACE}\n"
+    for said, status in ((both + three.format(2, 2), gpu_sanitize.FOUND),  # another one beside it
+                         (f"{one}\n" + three.format(1, 2), gpu_sanitize.FOUND),  # another one, which was not printed
+                         (f"{one}\n" + three.format(1, 1), 1)):  # the question itself failed
+        ran, result = sanitize({lane: [status, said, 0]}, "--only", "wgmma right", "--tools", "racecheck")
+        assert ran.returncode == 1 and result["lanes"][lane]["state"] == "wrong" and "(1 known)" in ran.stdout, said
+
+
+def test_nothing_else_is_known():
+    def known(version, text, tool="racecheck"):
+        return [bool(gpu_sanitize.known(tool, version, lines)) for lines in gpu_sanitize.told(text)]
+
+    one = RING.format("Read")
+    assert known("2025.3.1.0", one) == [True]
+    assert known("2025.4.0.0", one) == known("", one) == known("2025.3.1.0", one, "memcheck") == [False]
+    for other in (RING.format("Write"), one.replace("dkdv_ring", "dkdv", 1), RACE, one.splitlines()[0]):
+        assert known("2025.3.1.0", other) == [False], other
+
+
 def test_what_does_not_end_is_no_fault_unless_something_was_found(sanitize):
-    late = {"initcheck, tests": [0, "PID dots", 60], "memcheck, tests": [0, OUT_OF_BOUNDS.format(7), 60]}
-    ran, result = sanitize(late, "--only", "tests", "--seconds", "3")
+    late = {"initcheck, tests": [0, "PID dots", 60], "memcheck, tests": [0, OUT_OF_BOUNDS.format(7), 60],
+            "racecheck, wgmma right": [0, RING.format("Read"), 60]}  # fmt: skip
+    ran, result = sanitize(late, "--only", "tests", "wgmma right", "--seconds", "3")
     found, dots = result["lanes"]["memcheck, tests"], result["lanes"]["initcheck, tests"]
+    assert result["lanes"]["racecheck, wgmma right"]["state"] == "late" and "no summary (1 known)" in ran.stdout
     assert ran.returncode == 1 and found["state"] == "wrong" and "1 x Invalid __global__ write" in ran.stdout, ran.stderr
     assert dots["state"] == "late" and dots["counts"] is None and "NO END" in ran.stdout
     assert until_gone(int(dots["output"].split()[0]))
