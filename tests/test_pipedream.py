@@ -515,12 +515,26 @@ def test_what_is_saved_and_evaluated_is_the_newest_version(tmp_path):
     assert rest[-1].loss == tp.loss_and_grads(MODEL, saved, data["train"].batch(3))[0]
 
 
-def test_numbers_beyond_bounds_end_the_run(tmp_path):
-    plan = planned(2, 4, slicing=[(1, [24])] * 4)
+def beyond_bounds():
+    """Parameters by which the forward, the loss and the last stage's gradients are finite, and the gradient of block 2's normalised
+    input is 1e46: sums that float32 cannot hold in any order, by any kernel."""
     init = tp.init_params(MODEL, 3)
-    init["transformer.h.0.mlp.c_fc.weight"] = init["transformer.h.0.mlp.c_fc.weight"] * np.float32(1e38)
-    with pytest.raises(tp.Error, match=r"gradient norm of micro-batch 0 on the stage of blocks"):
-        trained(plan, tmp_path / "run", init=init)
+    factors = {"lm_head.weight": 1e20, "transformer.h.0.mlp.c_fc.weight": 1e30, "transformer.h.0.ln_2.weight": 1e-30}
+    for name, factor in factors.items():
+        init[name] = init[name] * np.float32(factor)
+    return init
+
+
+# rank 1 finds nothing, and is ended by rank 0
+BEYOND = r"rank 0 failed at step 0 .*the gradient norm of micro-batch 0 on the stage of blocks \[0, 5\) is (nan|inf);"
+
+
+def test_numbers_beyond_bounds_end_the_run(tmp_path):
+    init = beyond_bounds()
+    with pytest.raises(tp.Error, match=r"the loss is [0-9.]+e\+19 and the gradient norm (nan|inf);"):
+        tp.loss_and_grads(MODEL, init, TOKENS[:25][None])
+    with pytest.raises(tp.Error, match=BEYOND):
+        trained(planned(2, 4, slicing=[(1, [24])] * 4), tmp_path / "run", init=init)
 
 
 def test_the_report_lays_updates_beside_their_prediction(tmp_path):
