@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "cuda/emu/apart.h"
 #include "cuda/emu/graph.h"
 #include "cuda/emu/machine.h"
 #include "cuda/emu/order.h"
@@ -554,7 +555,10 @@ tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int
 tp_status
 tp_simt_reaches(tp_stream stream, const char *kernel, const void *table, size_t bytes)
 {
-    return tp_emu_order_do(stream, kernel, table, bytes);
+    tp_emu_enter(); /* the table lies in device memory */
+    tp_status status = tp_emu_order_do(stream, kernel, table, bytes);
+    tp_emu_leave();
+    return status;
 }
 
 void
