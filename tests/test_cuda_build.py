@@ -1,6 +1,7 @@
 """The CUDA backend on machines that lack something: it builds where nvcc is, loads where no driver is, and says what is
 missing; device errors through the emulated device; no kernel spills registers; libraries found at run time."""
 
+import gc
 import itertools
 import os
 import re
@@ -28,6 +29,7 @@ needs_built = pytest.mark.skipif(not BUILT, reason="_cuda is not built (no nvcc 
 @pytest.fixture
 def emulated():
     module = cuda_emu.emulated()
+    gc.collect()  # engines of earlier tests, in cycles with the errors that they raised, hold memory of this small device
     yield module
     module.emu_break(0)
     module.emu_machine()
