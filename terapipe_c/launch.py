@@ -23,7 +23,7 @@ from .engine import lent_bytes
 from .guests import guest_bytes
 from .job import ENGINE, Folder, copies_of, hosts_of, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .outcome import Metrics, Outcome, Record
-from .progress import Progress
+from .progress import Beside, Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
 from .worker import CHECKPOINTS, CLASSES, GRACE_S
@@ -211,8 +211,8 @@ class Run(Outcome):
 
     def __iter__(self) -> Iterator[Record]:
         seen = 0
-        with self._interruptible():
-            while fresh := self._wait_for(seen, None):
+        with self._interruptible() as shown:
+            while fresh := self._wait_for(seen, None, shown):
                 seen += len(fresh)
                 yield from fresh
             if self._error is not None:
@@ -222,8 +222,8 @@ class Run(Outcome):
         """Return when the run is over, or after timeout_s; raise what ended it if that was not its last step or stop()."""
         deadline = None if timeout_s is None else time.monotonic() + timeout("timeout_s", timeout_s)
         seen = 0
-        with self._interruptible():
-            while fresh := self._wait_for(seen, deadline):
+        with self._interruptible() as shown:
+            while fresh := self._wait_for(seen, deadline, shown):
                 seen += len(fresh)
         if self._over and self._error is not None:
             raise self._error
@@ -275,7 +275,7 @@ class Run(Outcome):
 
     # -- waiting, and being interrupted --
 
-    def _wait_for(self, seen: int, deadline: float | None) -> list[Record]:
+    def _wait_for(self, seen: int, deadline: float | None, shown: Beside) -> list[Record]:
         """The records after the first `seen`; none when the run is over, or after the deadline."""
         self._check_process()
         main = threading.current_thread() is threading.main_thread()
@@ -295,7 +295,7 @@ class Run(Outcome):
         if main and self._keyboard:
             self._keyboard = False      # once: whoever asks this run for something afterwards has pressed nothing
             raise KeyboardInterrupt
-        self._progress.show(last, over)     # not under the lock: a terminal may be halted, and the watcher has ranks to hear
+        shown.show(last, over)
         return fresh
 
     def _check_process(self) -> None:
@@ -311,7 +311,7 @@ class Run(Outcome):
             self._region.abort("EABORTED", -1, why)
 
     @contextmanager
-    def _interruptible(self) -> Iterator[None]:
+    def _interruptible(self) -> Iterator[Beside]:
         """Ctrl-C ends the run, also when it comes between two records, in the caller's loop, which would not tell us: a
         generator that is not running sees no exception. Only where nobody else handles SIGINT."""
         if main := threading.current_thread() is threading.main_thread():
@@ -319,7 +319,8 @@ class Run(Outcome):
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, _ctrl_c)
         try:
-            yield
+            with Beside(self._progress) as shown:
+                yield shown
         except KeyboardInterrupt:
             self._interrupt("interrupted (Ctrl-C)")
             self._watcher.join()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import shutil
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 LINE_EVERY_S = 10.0
 LAST_S = 10.0          # most seconds that the last line waits for another thread to finish the one before
+INTERRUPTED_S = 1.0    # most that a notebook whose run was interrupted waits for its bar to be closed
 PLANNING_S = 2.0       # a plan that takes no longer shows nothing
 PLANNING_EVERY_S = 0.2
 
@@ -30,7 +32,7 @@ def _is_terminal(stream: Any) -> bool:
 
 
 class Progress:
-    """Call show() from the threads that wait for the run."""
+    """Drawn by Beside's threads, never by the main one: Ctrl-C's exception inside tqdm leaves tqdm's lock held for ever."""
 
     def __init__(self, wanted: bool | None, first: int, steps: int) -> None:
         self._first, self._steps, self._shown, self._last_line, self._closed = first, steps, 0, 0.0, False
@@ -41,24 +43,18 @@ class Progress:
         self._terminal = _is_terminal(self._stream)
         self._silent = wanted is False or self._stream is None
         self._notebook = _in_notebook()
-        if not self._silent and (self._terminal or self._notebook):
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text, and need not be told
-                    from tqdm.auto import tqdm
-            except ImportError:
-                return
-            try:
-                self._bar = tqdm(total=steps, initial=first, unit="step", desc="steps done", dynamic_ncols=True)
-            except (OSError, ValueError):
-                self._silent = True
+        self._bars: Any = _bars() if not self._silent and (self._terminal or self._notebook) else None
+
+    @property
+    def silent(self) -> bool:
+        return self._silent or self._closed
 
     def show(self, history: Sequence[Any], over: bool) -> None:
         """history: the records so far. over: there will be no more."""
         if not self._lock.acquire(timeout=LAST_S if over else 0):
             return                              # another thread is at it, perhaps on a terminal that halts
         try:
-            if not self._silent and not self._closed:
+            if not self.silent:
                 self._show(history, over)
         except (OSError, ValueError):  # nobody reads any more, the log's disk is full, or it is closed: that ends no training
             self._silent = True
@@ -68,13 +64,17 @@ class Progress:
     def interrupted(self, history: Sequence[Any]) -> None:
         """The run is over, and who waited for it may have left a loop over its records, of which nobody is told. A notebook goes
         on: a bar that stayed open would push all later ones a line down, and be drawn once more whenever it is collected."""
-        if self._notebook:
-            self.show(history, True)
+        if self._notebook and self._bar is not None and not self._closed:
+            with Beside(self, INTERRUPTED_S) as shown:
+                shown.show(history, True)
 
     def _show(self, history: Sequence[Any], over: bool) -> None:
         self._closed = over
         last = history[-1] if history else None
-        if self._bar is not None:
+        if self._bars is not None:
+            if self._bar is None:
+                self._bar = self._bars(total=self._steps, initial=self._first, unit="step", desc="steps done", miniters=1,
+                                       dynamic_ncols=True, file=self._stream)
             if last is not None and last.step + 1 - self._first > self._shown:     # not what another thread was told before
                 self._bar.set_postfix_str(f"loss {last.loss:.4f}, {last.tokens_per_s:,.0f} tok/s", refresh=False)
                 self._bar.update(last.step + 1 - self._first - self._shown)
@@ -90,19 +90,30 @@ class Progress:
             print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=self._stream, flush=True)
 
 
+def _bars() -> Any:
+    """The class of bars, None without tqdm. It has a lock of its own: tqdm's, of all bars, stays held where Ctrl-C came while a bar
+    of the user's was drawn. And no thread that draws after silences: with miniters=1 every step draws, ten a second at most."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text, and need not be told
+            from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return type("StepsBar", (tqdm,), {"_lock": threading.RLock(), "monitor_interval": 0})
+
+
 class Beside:
     """A Progress shown by a thread of its own, for callers that must not wait for a terminal: what comes while the terminal halts
-    is left out. A context manager: after it everything is shown, or, where it ends by an exception, will be. progress None: shows
-    nothing."""
+    is left out. A context manager: after it everything is shown, or, where it ends by an exception or has waited `limit_s` for
+    it, will be. progress None: shows nothing."""
 
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress, self._changed = progress, threading.Condition()
-        self._last: Sequence[Any] = ()
-        self._fresh = self._over = False
+    def __init__(self, progress: Progress | None, limit_s: float | None = None) -> None:
+        self._progress, self._limit_s = progress, limit_s
+        self._told: queue.SimpleQueue[tuple[Sequence[Any], bool] | None] = queue.SimpleQueue()  # Ctrl-C leaves no lock of it held
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Beside:
-        if self._progress is not None:
+        if self._progress is not None and not self._progress.silent:
             thread = threading.Thread(target=self._tell, name="terapipe progress", daemon=True)
             with contextlib.suppress(RuntimeError):     # the system has none left: the training is worth more than this
                 thread.start()
@@ -110,33 +121,29 @@ class Beside:
         return self
 
     def __exit__(self, kind: object, error: object, where: object) -> None:
-        self._say(self._last, True)
+        self._told.put(None)
         if kind is None and self._thread is not None:
-            self._thread.join()
+            self._thread.join(self._limit_s)
 
-    def show(self, history: Sequence[Any]) -> None:
-        """history: the records so far."""
-        self._say(history[-1:], False)
-
-    def _say(self, last: Sequence[Any], over: bool) -> None:
-        self._last = last
-        if self._thread is None:
-            if self._progress is not None:
-                self._progress.show(last, over)
-            return
-        with self._changed:
-            self._fresh, self._over = True, over
-            self._changed.notify()
+    def show(self, history: Sequence[Any], over: bool = False) -> None:
+        """history: the records so far. over: there will be no more."""
+        if self._thread is not None:
+            self._told.put((history[-1:], over))
+        elif self._progress is not None:
+            self._progress.show(history[-1:], over)
 
     def _tell(self) -> None:
-        over = False
-        while not over:
-            with self._changed:
-                while not self._fresh:
-                    self._changed.wait()
-                last, over, self._fresh = self._last, self._over, False
-            assert self._progress is not None
-            self._progress.show(last, over)
+        assert self._progress is not None
+        last: tuple[Sequence[Any], bool] = ((), False)
+        more = True
+        while more and not last[1]:
+            self._progress.show(*last)
+            told = [self._told.get()]
+            while not self._told.empty():
+                told.append(self._told.get())
+            more = None not in told
+            last = ([one for one in told if one is not None] or [last])[-1]
+        self._progress.show(*last)
 
 
 class Planning:

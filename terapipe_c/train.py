@@ -228,10 +228,13 @@ class _Rank:
 
         # other ranks wait for this one, which waits for no terminal
         with Beside(Progress(self.wanted, job["first_step"], job["steps"]) if first else None) as shown:
-            self.comm.barrier()
-            begun = time.monotonic()  # the same moment everywhere, on clocks that began with their machines
-            run_rank(job, self.place.rank, self.region, emit, lambda: False, arrays, self.messages)
-            self._gather(outcome, ends[0], begun)
+            try:
+                self.comm.barrier()
+                begun = time.monotonic()  # the same moment everywhere, on clocks that began with their machines
+                run_rank(job, self.place.rank, self.region, emit, lambda: False, arrays, self.messages)
+                self._gather(outcome, ends[0], begun)
+            finally:
+                shown.show(outcome._history, over=True)
         if first:
             outcome._write_trace()
         return outcome

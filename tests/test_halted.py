@@ -122,6 +122,7 @@ def test_two_threads_that_wait_count_each_step_once(capsys):
     """Each is told of each step: the bar of one run."""
     shown = Progress(True, 0, 200)
     shown._bar = SimpleNamespace(n=0, set_postfix_str=lambda *_, **__: None, close=lambda: None)
+    shown._bars = lambda **how: shown._bar
 
     def update(more):
         before = shown._bar.n

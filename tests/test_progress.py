@@ -1,9 +1,11 @@
-"""What a plan that takes long shows meanwhile."""
+"""What a plan or a run that takes long shows meanwhile."""
 import io
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -135,6 +137,43 @@ def test_a_notebook_has_one_place_for_the_line(words, monkeypatch):
         assert len(shown) > 10 and shown[-1] == "" and all(text.startswith("planning: ") for text in shown[:-1])
     else:
         assert shown == []
+
+
+def test_ctrl_c_while_a_bar_is_drawn_leaves_no_lock_held(monkeypatch):
+    """Its exception came out of tqdm, whose lock stayed held: who closed the bar of the interrupted run waited for it for ever."""
+    pytest.importorskip("tqdm")
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16)
+    plan = tp.plan(model, tp.Cluster(num_devices=2, memory_bytes=1e9, peak_flops=1e9), 2, 16, executable=True)
+    data = np.arange(200, dtype=np.int32) % 16
+    for pressed_at in (1, 2, 4):
+        monkeypatch.setattr(sys, "stderr", Stream(pressed_at, lambda: os.kill(os.getpid(), signal.SIGINT)))
+        with pytest.raises(KeyboardInterrupt):
+            tp.launch(plan, data, 10**6, processes=False).wait()
+        assert sys.stderr.left <= 0 and "steps done" in sys.stderr.getvalue()
+    monkeypatch.setattr(sys, "stderr", Stream(0, lambda: None))
+    assert len(tp.launch(plan, data, 4, processes=False).wait().history) == 4 and "4/4" in sys.stderr.getvalue()
+
+
+def test_a_bar_of_the_users_that_ctrl_c_left_locked_holds_no_run_up(monkeypatch):
+    tqdm = pytest.importorskip("tqdm.auto").tqdm
+    free, taken = threading.Event(), threading.Event()
+
+    def hold():
+        with tqdm.get_lock():
+            taken.set()
+            free.wait(60)
+
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
+    taken.wait()
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16)
+    plan = tp.plan(model, tp.Cluster(num_devices=2, memory_bytes=1e9, peak_flops=1e9), 2, 16, executable=True)
+    monkeypatch.setattr(sys, "stderr", Stream(0, lambda: None))
+    run = tp.launch(plan, np.arange(200, dtype=np.int32) % 16, 4, processes=False).wait(30)
+    assert "4/4" in sys.stderr.getvalue() and not run.running and holder.is_alive()
+    free.set()
+    holder.join()
 
 
 def test_progress_is_a_bool():
