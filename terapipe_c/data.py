@@ -18,13 +18,11 @@ starts (bias below n / 2^64). Nothing else enters, so no state is carried from s
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import struct
 import sysconfig
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,13 +33,14 @@ from numpy.typing import NDArray
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import naming, no_folder, path_of
 from .config import brief, counted, html_table, one_of, real, whole
+from .mapped import Reader
 
 __all__ = ["Dataset", "stdlib_corpus"]
 
 SPLITS = {"train": 0, "val": 1}
 MOST = 2**31 - 1
 FINGERPRINT_TOKENS = 1024  # a page each, at worst, of a file that is far away
-BLOCK_TOKENS = 1 << 22  # tokens looked at together by the check: bounds its memory, not its speed
+BLOCK_TOKENS = 1 << 20  # tokens looked at together by the check: bounds its memory, and they stay in a cache
 LLM_C_KINDS: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 LLM_C_HEADER = 256 * 4
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
@@ -65,7 +64,8 @@ class Dataset:
     Args:
         data: a file, or a 1-D array or list of integers of any width. A Megatron pair X.bin and X.idx, a .bin of llm.c (told by
             its header) or of nanoGPT (uint16), a .npy; anything else is text, whose bytes are the tokens if there is no
-            ``tokenizer``. Files are memory-mapped and arrays are borrowed, never copied.
+            ``tokenizer``. Files are memory-mapped and arrays are borrowed, never copied; a file that is cut off
+            meanwhile is an error.
         seq_len: tokens of a sequence; a row of a batch has one more, the last target.
         batch: sequences in a batch.
         seed: 0 .. 2**64 - 1.
@@ -98,9 +98,9 @@ class Dataset:
             raise InvalidValueError(f"val_fraction is {val_fraction}: less than 1 would be right")
         self.vocab_size = None if vocab_size is None else whole("vocab_size", vocab_size)
         self.tokens, self.source, self.kind = open_tokens(data, tokenizer)
-        self._file = _file_of(data if isinstance(data, np.memmap) else self.tokens)
+        self._reader = Reader(self.tokens, data)
         self._first, self._end = self.check_split(split)
-        check_tokens(self.tokens, self.vocab_size, self.source, self._check_whole)
+        check_tokens(self.tokens, self.vocab_size, self.source, self._reader)
 
     def check_split(self, split: str) -> tuple[int, int]:
         """First token and end of "train" or "val"; a ValueError if that is shorter than one sequence."""
@@ -117,10 +117,6 @@ class Dataset:
                 f"{self.seq_len} needs {need} (val_fraction is {self.val_fraction:g})"
             )
         return first, end
-
-    def _check_whole(self) -> None:
-        if self._file is not None:
-            _check_whole(*self._file)
 
     @property
     def num_tokens(self) -> int:
@@ -144,18 +140,19 @@ class Dataset:
 
     def batch(self, step: int) -> NDArray[np.int32]:
         """int32 [batch, seq_len + 1]: inputs are [:, :-1], targets [:, 1:]."""
-        self._check_whole()
+        self._reader.check()
         out = np.empty((self.batch_size, self.seq_len + 1), np.int32)
         for row, start in enumerate(self.starts(step)):
-            out[row] = self.tokens[start : start + self.seq_len + 1]
+            out[row] = self._reader.read(start, start + self.seq_len + 1)
         return out
 
     @cached_property
     def fingerprint(self) -> str:
         """A checksum of some tokens spread over the whole source, by value: sources that differ in it are not the same."""
-        self._check_whole()
+        self._reader.check()
         few = np.linspace(0, len(self.tokens) - 1, min(len(self.tokens), FINGERPRINT_TOKENS)).astype(np.int64)
-        return hashlib.sha256(np.asarray(self.tokens[few], "<i8").tobytes()).hexdigest()[:16]
+        tokens = np.concatenate([self._reader.read(at, at + 1) for at in few.tolist()])
+        return hashlib.sha256(np.asarray(tokens, "<i8").tobytes()).hexdigest()[:16]
 
     def state(self, step: int) -> dict[str, Any]:
         """The data position after `step` steps as plain JSON; with `check_state`, what a checkpoint keeps."""
@@ -190,12 +187,14 @@ class Dataset:
         if path.suffix != ".npy":
             raise InvalidValueError(f"path is {brief(str(path))}: a name that ends in .npy would be right")
         narrow = self.tokens.dtype if self.tokens.dtype.itemsize < 4 else np.dtype("<i4")
-        if self._file is not None and path.exists() and os.path.samestat(path.stat(), self._file[1]):
+        file = self._reader.file
+        if file is not None and path.exists() and os.path.samestat(path.stat(), file[1]):
             raise InvalidValueError(f"path is {path}, which is where the tokens are: another file would be right")
         out = np.lib.format.open_memmap(path, mode="w+", dtype=narrow, shape=(len(self.tokens),))
         for start in range(0, len(self.tokens), BLOCK_TOKENS):
-            self._check_whole()
-            out[start : start + BLOCK_TOKENS] = self.tokens[start : start + BLOCK_TOKENS]
+            self._reader.check()
+            end = min(start + BLOCK_TOKENS, len(self.tokens))
+            out[start:end] = self._reader.read(start, end)
         out.flush()
         return path
 
@@ -244,88 +243,16 @@ def _as_tokens(given: Any, name: str, what: str) -> NDArray[Any]:
     return array
 
 
-def _file_of(tokens: NDArray[Any]) -> tuple[str, os.stat_result] | None:
-    """The file that is mapped, and what it was; None where there is none."""
-    path = getattr(tokens, "filename", None)
-    try:
-        return None if path is None else (os.fspath(path), os.stat(path))
-    except FileNotFoundError:                        # removed since the caller mapped it: nobody can cut it off any more
-        return None
-
-
-def place_of(tokens: NDArray[Any]) -> tuple[int, dict[str, Any]] | None:
-    """A descriptor of the file where these tokens are, and the place there, for `tokens_at` of a process that inherits it, if they
-    are a read-only shared mapping (that of np.memmap or np.load with mode "r", or a piece of it) of a file that can still be found
-    by its name; else None."""
-    address = tokens.__array_interface__["data"][0]
-    vma = _mapping(address)
-    if vma is None or not tokens.flags.c_contiguous or vma["mode"] != "r--s" or address + tokens.nbytes > vma["end"]:
-        return None
-    try:
-        fd = os.open(vma["path"], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)   # a FIFO may have that name by now
-    except OSError:
-        return None
-    again = None
-    with suppress(OSError, ValueError), mmap.mmap(fd, 1, access=mmap.ACCESS_READ) as memory:
-        again = _mapping(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])    # stat may number devices otherwise
-    if again is None or again["file"] != vma["file"]:       # another file has that name by now
-        os.close(fd)
-        return None
-    return fd, {"path": vma["path"], "offset": vma["offset"] + address - vma["start"], "dtype": tokens.dtype.str,
-                "count": tokens.size}
-
-
-def tokens_at(fd: int, place: Mapping[str, Any]) -> NDArray[Any]:
-    """What `place_of` told of, mapped, whatever its name has become; ValueError where the file was cut off since."""
-    path, dtype, now = place["path"], np.dtype(place["dtype"]), os.fstat(fd)
-    if now.st_size < place["offset"] + place["count"] * dtype.itemsize:
-        raise InvalidValueError(f"{path} was cut off to {now.st_size} bytes while the run began: a file that nobody writes to "
-                                "would be right")
-    with open(fd, "rb", closefd=False) as file:
-        tokens = np.memmap(file, dtype, "r", place["offset"], (place["count"],))
-    with suppress(OSError):
-        if os.path.samestat(os.stat(path), now):
-            tokens.filename = path      # by which `_file_of` knows it
-    return tokens
-
-
-def _mapping(address: int) -> dict[str, Any] | None:
-    """What this process has mapped at the address, by proc(5): start, end, mode, offset, file (device and inode), path."""
-    try:
-        with open("/proc/self/maps", "rb") as maps:
-            for line in maps:
-                span, mode, offset, device, inode, *path = line.rstrip(b"\n").split(None, 5)
-                start, end = (int(word, 16) for word in span.split(b"-"))
-                if start <= address < end:
-                    return {"start": start, "end": end, "mode": mode.decode(), "offset": int(offset, 16), "file": (device, inode),
-                            "path": os.fsdecode(path[0]) if path else ""}
-    except OSError:
-        pass
-    return None
-
-
-def _check_whole(path: str, before: os.stat_result) -> None:
-    """ValueError if the mapped file was cut off: reading what it had ends a process by SIGBUS. One that was replaced or removed
-    stays mapped as it was."""
-    try:
-        now = os.stat(path)
-    except OSError:
-        return
-    if now.st_size < before.st_size and (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino):
-        raise InvalidValueError(f"{path} was cut off from {before.st_size} to {now.st_size} bytes while it was in use: a file that "
-                                "nobody writes to would be right")
-
-
-def check_tokens(tokens: NDArray[Any], vocab_size: int | None, source: str, check_block: Callable[[], None] = lambda: None) -> None:
-    """One pass in blocks, check_block() before each: ValueError naming `source` and the position of the first token outside
-    [0, vocab_size)."""
+def check_tokens(tokens: NDArray[Any], vocab_size: int | None, source: str, reader: Reader | None = None) -> None:
+    """One pass in blocks: ValueError naming `source` and the position of the first token outside [0, vocab_size)."""
     limit = (1 << 31) if vocab_size is None else min(vocab_size, 1 << 31)
     info = np.iinfo(tokens.dtype)
     if info.min == 0 and info.max < limit:
         return  # no value of this type can be out of range: nothing to read
+    reader = reader or Reader(tokens)
     for start in range(0, len(tokens), BLOCK_TOKENS):
-        check_block()
-        block = tokens[start : start + BLOCK_TOKENS]
+        reader.check()
+        block = reader.read(start, min(start + BLOCK_TOKENS, len(tokens)))
         if int(block.max()) < limit and int(block.min()) >= 0:
             continue
         at = int(np.argmax((block < 0) | (block >= limit)))

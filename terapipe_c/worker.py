@@ -285,7 +285,7 @@ def pack(job: Job, arrays: Arrays) -> list[int]:
     """A sealed-in-memory copy as a descriptor: a length word, JSON {"job", "tokens", "arrays": {name: [dtype, shape, offset]}},
     data. "tokens": the place of data that needs no copy, and may be larger than the memory, in a file, whose descriptor is the
     second, so that the file may be removed from now on; or null."""
-    from .data import place_of
+    from .mapped import place_of
 
     mapped = place_of(arrays["data"]) if "data" in arrays else None
     file, tokens = (None, None) if mapped is None else mapped
@@ -317,7 +317,7 @@ def pack(job: Job, arrays: Arrays) -> list[int]:
 
 def unpack(fd: int, file: int = -1) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """What `pack` packed; the arrays are read-only views of the memory, or of the file."""
-    from .data import tokens_at
+    from .mapped import tokens_at
 
     memory = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
     size = struct.unpack("<Q", memory[:8])[0]

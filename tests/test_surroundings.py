@@ -1,8 +1,10 @@
 """A run in an unusual environment: closed streams, few file descriptors, data that changes meanwhile, a run nobody waits for."""
+import copy
 import errno
 import io
 import json
 import os
+import pickle
 import re
 import resource
 import shutil
@@ -19,7 +21,7 @@ import pytest
 from test_launch import all_end, nothing_left, start
 
 import terapipe_c as tp
-from terapipe_c import data, ranks, worker
+from terapipe_c import data, mapped, ranks, worker
 from terapipe_c._threads import start_all
 
 __all__ = ["nothing_left"]
@@ -247,22 +249,42 @@ def test_data_that_is_cut_off_is_an_error_and_what_replaces_it_is_not(tmp_path):
             ask()
 
 
+def cut_between_the_look_and_the_read(monkeypatch, path, nth):
+    """What a look at the size cannot see: the file is cut off to 8192 bytes right after the nth."""
+    real, looks = mapped.Reader.check, []
+
+    def cut(self):
+        real(self)
+        looks.append(self)
+        if len(looks) == nth:
+            os.truncate(path, 8192)
+
+    monkeypatch.setattr(mapped.Reader, "check", cut)
+    return looks
+
+
 def test_data_that_is_cut_off_while_it_is_read_for_the_first_time(tmp_path, monkeypatch):
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(100)) * 1000)
     monkeypatch.setattr(data, "BLOCK_TOKENS", 8192)
-    real, looks = data._check_whole, []
-
-    def cut(*file):
-        looks.append(file)
-        if len(looks) == 3:
-            os.truncate(path, 8192)
-        real(*file)
-
-    monkeypatch.setattr(data, "_check_whole", cut)
+    looks = cut_between_the_look_and_the_read(monkeypatch, path, 3)
     with pytest.raises(ValueError, match="text.txt was cut off from 100000 to 8192 bytes"):
         tp.Dataset(path, 16, 2, vocab_size=100)
     assert len(looks) == 3
+
+
+@pytest.mark.parametrize("given", [lambda path: path, lambda path: np.memmap(path, np.uint16, "r"),
+                                   lambda path: np.memmap(path, np.uint16, "r+")[5:]], ids=["file", "mapped", "part"])
+def test_data_that_is_cut_off_while_a_batch_is_read(tmp_path, monkeypatch, given):
+    path = tmp_path / "tokens.bin"
+    np.arange(50_000, dtype=np.uint16).tofile(path)
+    data = tp.Dataset(given(path), 16, 64)
+    copies = pickle.loads(pickle.dumps(data)), copy.copy(data), copy.deepcopy(data)
+    assert all(np.array_equal(data.batch(7), other.batch(7)) and data.fingerprint == other.fingerprint for other in copies)
+    cut_between_the_look_and_the_read(monkeypatch, path, 1)
+    with pytest.raises(ValueError, match="tokens.bin was cut off from 100000 to 8192 bytes"):
+        data.batch(7)                                # the end of this Python by SIGBUS once
+    assert copies[0].batch(7).shape == (64, 17)      # of an array in memory
 
 
 def test_data_that_is_no_regular_file_is_not_opened(tmp_path):
