@@ -283,6 +283,21 @@ def test_epilogues(isa: str) -> None:
     assert same(narrow, fused)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_slope_of_gelu_is_zero_or_one_far_from_zero(isa: str) -> None:
+    """It was 1.0025 at 1e12, 2.5e6 at 1e15 and infinite from 1e20 on."""
+    far = np.array([20.0, 1e4, 1e5, 1e8, 1e12, 1e15, 1.8e19, 1e20, 3e38, np.inf], np.float32)
+    kernels = _core.Kernels(isa)
+
+    def slope(x: np.ndarray) -> np.ndarray:
+        weight = kernels.weight(np.ones((len(x), 1), np.float32))
+        dy, dx = np.ones((1, 1), np.float32), np.empty((1, len(x)), np.float32)
+        return kernels.linear_t(dy, weight, dx, epilogue="dgelu", aux=x[None])[0]
+
+    assert (slope(far) == 1.0).all() and (np.abs(slope(-far)) < 1e-20).all()
+    assert np.isnan(slope(np.array([np.nan], np.float32))).all()
+
+
 @pytest.mark.skipif(not {"avx2", "avx512"} <= set(ISAS), reason="this processor has one vector set")
 def test_vector_sets_agree_in_every_epilogue() -> None:
     x, w, dy = operands(33, 210, 77)

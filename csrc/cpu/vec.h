@@ -526,10 +526,12 @@ vec_gelu(vf16 x)
     return vec_div(x, vec_add(vec_exp2(vec_mul(x, slope)), vec_set1(1.0f)));
 }
 
-/* GELU's derivative: s + x s (1 - s) 2u', s = 1 / (1 + e), 1 - s = e s, e = e^-2u. */
+/* GELU's derivative: s + x s (1 - s) 2u', s = 1 / (1 + e), 1 - s = e s, e = e^-2u. x is held to where e has long been at its
+ * limit, and the second term is below 1e-24: it grows as x^3, to infinity. */
 VEC_INLINE vf16
 vec_dgelu(vf16 x)
 {
+    x = vec_min(vec_set1(65536.0f), vec_max(vec_set1(-65536.0f), x));
     vf16 xx = vec_mul(x, x);
     vf16 e = vec_exp2(vec_mul(x, vec_fma(xx, vec_set1(-VEC_GELU_3), vec_set1(-VEC_GELU_1))));
     vf16 s = vec_div(vec_set1(1.0f), vec_add(e, vec_set1(1.0f)));
