@@ -177,9 +177,11 @@ def _number(value: Any, what: str, least: float = 0.0) -> float:
     return float(value)
 
 
-def _is(value: Any, kind: type | tuple[type, ...], what: str, right: str) -> None:
+def _is(value: Any, kind: type, what: str, right: str, node: LayerNode | None = None, *where: Any) -> None:
+    """Check the value's kind. what: how its message calls it, a format of ``where`` if it is of a node."""
     if not isinstance(value, kind) or isinstance(value, (str, bytes)):
-        raise _core.InvalidTypeError(f"{what} is {brief(value)}: {right} would be right")
+        called = what if node is None else f"{_called(node)}: {what.format(*where)}"
+        raise _core.InvalidTypeError(f"{called} is {brief(value)}: {right} would be right")
 
 
 def _is_id(value: Any, what: str) -> None:
@@ -233,27 +235,21 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
     return others
 
 
-def _are_ways(variants: Any) -> bool:
-    """Whether these are lists of variants by tensor degree, as they mostly are: a quick test before any message is composed."""
-    return type(variants) is dict and all(
-        type(degree) is int and 1 <= degree < 2**31 and type(ways) is list
-        and all(type(way) is LayerVariant and type(way.sync_bytes) is dict for way in ways) for degree, ways in variants.items()
-    ) and any(variants.values())
-
-
 def _check_ways(node: LayerNode) -> None:
-    """Check that a node's variants are lists of variants by tensor degree, before any is read."""
-    if _are_ways(node.variants):
-        return
-    _is(node.variants, Mapping, f"{_called(node)}: variants", "a dict of lists of LayerVariants, by tensor degree,")
+    """Check that a node's variants are lists of variants by tensor degree, before any is read. Most are the very types, which is
+    quickly seen; there may be thousands."""
+    _is(node.variants, Mapping, "variants", "a dict of lists of LayerVariants, by tensor degree,", node)
     for degree, ways in node.variants.items():
-        if integer(degree, f"{_called(node)}: a tensor degree") < 1:
-            raise _core.InvalidValueError(f"{_called(node)} has tensor degree {degree}: at least 1 is needed")
-        what = f"{_called(node)}: variants[{degree}]"
-        _is(ways, Sequence, what, "a list of LayerVariants")
+        if type(degree) is not int or not 1 <= degree < 2**31:
+            if integer(degree, f"{_called(node)}: a tensor degree") < 1:
+                raise _core.InvalidValueError(f"{_called(node)} has tensor degree {degree}: at least 1 is needed")
+        _is(ways, Sequence, "variants[{}]", "a list of LayerVariants", node, degree)
         for k, way in enumerate(ways):
-            _is(way, LayerVariant, f"{what}[{k}]", "a LayerVariant")
-            _is(way.sync_bytes, Mapping, f"{what}[{k}].sync_bytes", "a dict of bytes, by a neighbour's id,")
+            if type(way) is not LayerVariant:
+                _is(way, LayerVariant, "variants[{}][{}]", "a LayerVariant", node, degree, k)
+            if type(way.sync_bytes) is not dict:
+                _is(way.sync_bytes, Mapping, "variants[{}][{}].sync_bytes", "a dict of bytes, by a neighbour's id,", node,
+                    degree, k)
     if not any(node.variants.values()):
         raise _core.InvalidValueError(f"{_called(node)} has no variant: at least one is needed")
 
