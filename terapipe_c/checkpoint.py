@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import check_writable, loads, make_folders, naming, no_folder, path_of
 from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
-from .config import GPTConfig, brief, counted, flag, html_table, whole
+from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
 __all__ = ["Checkpoint", "CheckpointLayout", "CheckpointWriter", "check_finite", "check_names", "check_params", "find_checkpoint",
@@ -97,6 +97,7 @@ def check_params(what: str, params: Any, model: Any) -> Params:
         if not isinstance(value, np.ndarray) or value.dtype != np.float32:
             raise InvalidValueError(f"{what}: {brief(name)} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "
                                     "would be right")
+        unmasked(f"{what}: {name}", value)
     shapes = param_shapes(model)
     for name, shape in shapes.items():
         if name not in params or params[name].shape != shape:
@@ -119,6 +120,7 @@ def check_names(what: str, params: Mapping[str, Any], model: Any) -> None:
 def check_finite(what: str, params: Mapping[str, NDArray[np.float32]]) -> None:
     """ValueError that begins with `what` and names the first number that is none: every loss would be none either."""
     for name, array in params.items():
+        unmasked(f"{what}: {name}", array)
         if not np.isfinite(array).all():
             at = np.argwhere(~np.isfinite(array))[0]
             raise InvalidValueError(f"{what}: {name}[{', '.join(map(str, at))}] is {array[tuple(at)]}: finite parameters would be "

@@ -105,6 +105,13 @@ def real(name: str, value: Any, *, zero: bool = False) -> float:
     return number
 
 
+def unmasked(name: str, value: Any) -> None:
+    """An error that names the first masked cell, if there is one: NumPy takes what lies below its mask, which is anything."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        cell = ", ".join(map(str, np.argwhere(np.ma.getmaskarray(value))[0])) if value.ndim else ""
+        raise InvalidValueError(f"{name}{cell and f'[{cell}]'} is masked: a number, as .filled() puts there, would be right")
+
+
 def no_divisor(name: str, value: int, of: str, total: int) -> InvalidValueError:
     """The error of a ``value`` that does not divide ``total``; it names the nearest number that does."""
     small = [d for d in range(1, math.isqrt(total) + 1) if total % d == 0] if total < 1 << 32 else [1]

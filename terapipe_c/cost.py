@@ -191,9 +191,9 @@ class CostModel:
             used = (s > 0) & (s + c < len(array))
             array[~used] = 0.0
             wrong = used & ~(np.isfinite(array) & (array >= 0))
-            if wrong.any():
-                where = np.argwhere(wrong)[0]
-                raise InvalidValueError(f"{name}[{where[0]}, {where[1]}] is {array[tuple(where)]}: finite seconds from 0 on "
+            for where in map(tuple, np.argwhere(wrong)):
+                found = "masked" if np.ma.getmaskarray(np.ma.array(table))[where] else array[where]
+                raise InvalidValueError(f"{name}[{where[0]}, {where[1]}] is {found}: finite seconds from 0 on "
                                         "would be right (nan and inf are not)")
             tables.append(array)
         if tables[0].shape != tables[1].shape:

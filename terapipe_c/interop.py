@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import loads, make_folders, no_folder, path_of, write_text
 from .checkpoint import Checkpoint, check_names, load_checkpoint, param_shapes
-from .config import GPTConfig, brief, flag, real, whole
+from .config import GPTConfig, brief, flag, real, unmasked, whole
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
 
 __all__ = ["Imported", "export_hf", "import_hf"]
@@ -81,6 +81,7 @@ def _with_biases(model: Any, params: Mapping[str, Any]) -> dict[str, NDArray[Any
             if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
                 raise InvalidTypeError(f"parameter {name} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "
                                        "would be right")
+            unmasked(f"parameter {name}", value)
             if value.shape != shape:
                 raise InvalidValueError(f"parameter {name} has shape {list(value.shape)}; the model needs {list(shape)}")
             tensors[name] = value

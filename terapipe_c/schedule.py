@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._core import OPS, InvalidTypeError, InvalidValueError, Program
-from .config import brief, real, whole
+from .config import brief, real, unmasked, whole
 
 __all__ = ["CAUSES", "INSTRUCTION", "INTERVAL", "OPS", "Program", "Timeline"]
 
@@ -65,6 +65,7 @@ _USEFUL = np.array([name in WORK and name not in ("R", "SO", "SI", "AR") for nam
 
 
 def _array(name: str, value: ArrayLike) -> Float:
+    unmasked(name, value)
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "fiu":

@@ -149,6 +149,29 @@ def test_what_no_training_could_begin_with():
         tp.loss_and_grads(MODEL, PARAMS, np.ma.masked_equal(TOKENS, TOKENS[0, 0]))
 
 
+def test_what_is_masked_is_no_number(tmp_path):
+    """NumPy reads on below the mask, where anything may lie."""
+    name = "transformer.h.0.mlp.c_fc.bias"
+    masked = {**PARAMS, name: np.ma.masked_greater(np.arange(len(PARAMS[name]), dtype=np.float32), 2)}
+    for what, call in (("init:", lambda: tp.launch(PLAN, DATA, 1, init=masked, progress=False)),
+                       ("params:", lambda: tp.loss_and_grads(MODEL, masked, TOKENS)),
+                       ("params:", lambda: tp.generate(masked, MODEL, [1])),
+                       ("params:", lambda: tp.save_checkpoint(tmp_path / "a", MODEL, masked)),
+                       ("parameter", lambda: tp.export_hf(tmp_path / "b", model=MODEL, params=masked))):
+        with pytest.raises(tp.InvalidValueError, match=rf"{what} {name}\[3\] is masked: a number, as .filled\(\) puts there"):
+            call()
+    table = np.ma.array(TABLE, copy=True)
+    table[1, 0] = np.ma.masked
+    for tables in ((table, TABLE), (TABLE, table)):
+        with pytest.raises(tp.InvalidValueError, match=r"(fwd|bwd)\[1, 0\] is masked: finite seconds"):
+            tp.CostModel.from_table(*tables)
+    with pytest.raises(tp.InvalidValueError, match=r"cost\['F'\]\[0\] is masked"):
+        PROGRAM.simulate({"F": np.ma.array([1.0, 2.0], mask=[1, 0]), "B": 1.0})
+    unread = np.ma.array(TABLE, mask=np.add.outer(np.arange(len(TABLE)), np.arange(len(TABLE))) >= len(TABLE))
+    tables = [tp.CostModel.from_table(fwd, TABLE).slice_cost(24, 8)["table"] for fwd in (unread, TABLE)]
+    assert np.array_equal(*tables) and tables[0].any()
+
+
 def test_what_generate_refuses():
     for call in (lambda: tp.generate(PARAMS, [1]), lambda: tp.generate(PARAMS, prompt=[1])):
         with pytest.raises(tp.InvalidTypeError, match="model is missing: the GPTConfig that params are of would be right; a check"):

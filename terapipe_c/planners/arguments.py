@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import InvalidTypeError, InvalidValueError
-from ..config import brief
+from ..config import brief, unmasked
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -72,9 +72,7 @@ def array(value: Any, what: str) -> FloatArray:
         raise InvalidValueError(f"{what} has an integer above 2^64: at most 2^53 is exact in float64")
     if given.dtype.kind in "iu" and given.size and max(abs(int(given.min())), abs(int(given.max()))) > _EXACT:
         raise InvalidValueError(f"{what} has the integers {given.min()} to {given.max()}: at most 2^53 is exact in float64")
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        cell = tuple(int(i) for i in np.argwhere(np.ma.getmaskarray(value))[0])
-        raise InvalidValueError(f"{what}[{', '.join(map(str, cell))}] is masked: a number would be right")
+    unmasked(what, value)
     if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given.dtype.itemsize <= 8) or not given.size:
         return np.require(given, np.float64, ["C", "A"])
     if isinstance(value, np.ndarray) or given.dtype.kind in "fc":
