@@ -51,7 +51,8 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
     Args:
         plan: what `tp.plan` gave.
         data: a file or a 1-D integer array; see `Dataset`. Ranks that are processes map a file, and a np.memmap of mode "r", too;
-            any other array is copied for them once.
+            any other array, and those of `init`, are copied for them once. So they are for threads, which borrow what is mapped in
+            any mode and what nobody can write to, as after `data.setflags(write=False)`.
         steps: total number of steps, those before a resume included.
         seed: of the initial parameters and of the order of the data.
         out: run folder, which must be new (or empty), or with `resume` hold a checkpoint; one run at a time. None: nothing is

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ._core import InvalidValueError
 from ._files import naming
 
-__all__ = ["Reader", "place_of", "tokens_at"]
+__all__ = ["Reader", "place_of", "snapshot", "tokens_at"]
 
 SHARED = "r--s", "rw-s"     # modes of mappings that are the bytes of the file, by proc(5)
 
@@ -74,6 +74,27 @@ class Reader:
         path, before = self.file
         return InvalidValueError(f"{path} was cut off from {before.st_size} to {size} bytes while it was in use: a file that "
                                  "nobody writes to would be right")
+
+
+def snapshot(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy of an array that its owner may write to; what nobody can, and what is mapped and may be larger than the memory, as it
+    is."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and not owner.flags.writeable:
+        owner = owner.base
+    while isinstance(owner, memoryview) and owner.readonly:
+        owner = owner.obj
+    if owner is None or isinstance(owner, bytes) or _is_mapped(array):
+        return array
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def _is_mapped(array: Any) -> bool:
+    while isinstance(array, (np.ndarray, memoryview)):
+        array = array.base if isinstance(array, np.ndarray) else array.obj
+    return isinstance(array, mmap.mmap)
 
 
 def _file_of(tokens: NDArray[Any]) -> tuple[str, os.stat_result] | None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from . import _core, _rank
 from ._threads import start_all
+from .mapped import snapshot
 from .worker import Arrays, Job, failures, pack, run_rank
 
 __all__ = ["ProcessRanks", "Ranks", "ThreadRanks"]
@@ -62,14 +63,15 @@ class ThreadRanks:
 
     def __init__(self, job: Job, arrays: Arrays, region: _core.Region) -> None:
         self.pids: list[int] = []
+        arrays = {name: snapshot(array) for name, array in arrays.items()}     # as those of processes: ours may be written to
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = threading.Event()
         # Daemons, or Python would wait for them at exit before anybody could end them; launch.py's exit hook joins them.
-        self._threads = [threading.Thread(target=self._run, args=(rank, job, arrays, region), name=f"terapipe rank {rank}",
+        self._threads = [threading.Thread(target=self._run, args=(rank, job, dict(arrays), region), name=f"terapipe rank {rank}",
                                           daemon=True) for rank in range(region.ranks)]
         start_all(self._threads, lambda why: region.abort("ERUNTIME", -1, why))
 
-    def _run(self, rank: int, job: Job, arrays: Arrays, region: _core.Region) -> None:
+    def _run(self, rank: int, job: Job, arrays: dict[str, np.ndarray], region: _core.Region) -> None:
         def emit(event: dict[str, Any]) -> None:
             self._events.put((rank, event))
 

@@ -81,16 +81,17 @@ def learning_rate(job: Job, step: int) -> float:
 
 
 def run_rank(job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool],
-             arrays: Arrays | None = None, comm: _core.Comm | None = None) -> None:
+             arrays: dict[str, NDArray[Any]] | None = None, comm: _core.Comm | None = None) -> None:
     """Train as `rank` until the last step or until any rank's stop() is true. Emits {"kind": "step", ...} and
     {"kind": "checkpoint", "path"} from rank 0 and {"kind": "end", ...} from every rank. Raises what goes wrong; the
-    caller sets the abort that ends the others. comm: None where the region has rings."""
+    caller sets the abort that ends the others. arrays: without those of init when they are loaded. comm: None where the region has
+    rings."""
     _Training(job, rank, region, emit, stop, arrays or {}, comm or _core.Comm(region, rank, job["timeout_s"])).run()
 
 
 class _Training:
-    def __init__(self, job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool], arrays: Arrays,
-                 comm: _core.Comm) -> None:
+    def __init__(self, job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool],
+                 arrays: dict[str, NDArray[Any]], comm: _core.Comm) -> None:
         self.job, self.rank, self.region, self.emit, self.stop, self.comm = job, rank, region, emit, stop, comm
         self.data = dataset(job, arrays, "train")
         self.held_out = dataset(job, arrays, "val") if job["eval_every"] else None
@@ -99,7 +100,7 @@ class _Training:
         self._load(arrays)
         self.model = SimpleNamespace(**job["model"])
 
-    def _load(self, arrays: Arrays) -> None:
+    def _load(self, arrays: dict[str, NDArray[Any]]) -> None:
         if self.job["resume_from"]:
             from .checkpoint import load_checkpoint
 
@@ -107,7 +108,7 @@ class _Training:
             self.data.check_state(saved.data_state)
             self.engine.load(saved.params, saved.optimizer)
         else:
-            given = {name.removeprefix("init/"): value for name, value in arrays.items() if name.startswith("init/")}
+            given = {name.removeprefix("init/"): arrays.pop(name) for name in list(arrays) if name.startswith("init/")}
             if given:
                 self.engine.load(given, None)
 

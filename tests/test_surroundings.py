@@ -287,6 +287,32 @@ def test_data_that_is_cut_off_while_a_batch_is_read(tmp_path, monkeypatch, given
     assert copies[0].batch(7).shape == (64, 17)      # of an array in memory
 
 
+@pytest.mark.parametrize("given", [lambda a: a, lambda a: a[:], lambda a: memoryview(a), lambda a: a.view(np.uint8)])
+def test_threads_train_on_what_an_array_was_when_they_were_launched(given):
+    """As processes do. They trained on what was written to it meanwhile."""
+    tokens = np.arange(2048, dtype=np.int64) * 7 % 256
+    before = [record.loss for record in start(3, data=given(tokens.copy()), processes=False)]
+    run = start(3, data=given(tokens), processes=False)
+    tokens[:] = 1
+    assert [record.loss for record in run] == before
+
+
+def test_what_cannot_change_is_not_copied_for_threads(tmp_path):
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "t.bin")
+    frozen = np.arange(9)
+    frozen.setflags(write=False)
+    for mode in ("r", "r+", "c"):
+        frozen_too = np.memmap(tmp_path / "t.bin", np.uint16, mode)[5:]
+        assert mapped.snapshot(frozen_too) is frozen_too
+    for same in (frozen, frozen[2:], np.frombuffer(b"abc", np.uint8), np.asarray(memoryview(b"abc"))):
+        assert mapped.snapshot(same) is same
+    seen = np.arange(9)
+    frozen_view = seen[:]
+    frozen_view.setflags(write=False)
+    for other in (seen, frozen_view, np.frombuffer(bytearray(b"abc"), np.uint8)):
+        assert not np.shares_memory(mapped.snapshot(other), other)
+
+
 def test_data_that_is_no_regular_file_is_not_opened(tmp_path):
     """To open a pipe is to wait for who writes into it."""
     for name in ("x.idx", "x.bin", "x.npy", "x.txt"):
