@@ -54,6 +54,7 @@ CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "swap", 
 #: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 SUM = "OPT.sum"     # of OPT's seconds, those in which replicas add up their gradients
+NORM = "OPT.norm"   # and those before the ranks meet, in which each measures its gradients: the norm of all is global
 CODE = {name: code for code, name in enumerate(OPS)}
 _TALKING = [CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
 SWAPS = ("SO", "SI")
@@ -132,11 +133,11 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     link = given.pop("comm", np.zeros(()))
     links = {name: given.pop(name, None) for name in ("comm.a", "comm.b", "comm.back", "comm.guest")}
     latencies = [given.pop(name, None) for name in ("comm.latency", "comm.latency.back")]
-    unknown = [name for name in given if name not in CODE and name not in HALVES and name != SUM]
+    unknown = [name for name in given if name not in CODE and name not in HALVES and name not in (SUM, NORM)]
     if unknown:
         raise InvalidValueError(
             f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm; of halves {' '.join(HALVES)}, "
-            f"comm.a and comm.b; {SUM} of replicas; comm.back of gradients where they take other seconds, "
+            f"comm.a and comm.b; {SUM} of replicas, {NORM}; comm.back of gradients where they take other seconds, "
             "comm.latency of a link that carries one message at a time; of guests comm.guest"
         )
     comm = _array("comm_s", comm_s)

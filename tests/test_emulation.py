@@ -18,7 +18,8 @@ def uneven(program, seed=0, scale=MS):
     rng = np.random.default_rng(seed)
     shape = program.num_stages, sum(program.slices)
     return {**{op: rng.uniform(0.3, 2.0, shape) * scale for op in "FBIW"}, "comm": rng.uniform(0, 0.5, program.num_stages) * scale,
-            "OPT": rng.uniform(0.2, 1.0, program.num_stages) * scale}
+            "OPT": rng.uniform(0.2, 1.0, program.num_stages) * scale,
+            "OPT.norm": rng.uniform(0.1, 0.8, program.num_stages) * scale}  # fmt: skip
 
 
 CASES = {

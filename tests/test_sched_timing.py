@@ -216,6 +216,22 @@ def test_adding_up_gradients_is_no_work():
         program.simulate({**cost, "OPT.sum": np.array([0.0, -1.0, 0.0])})
 
 
+def test_ranks_measure_their_gradients_before_they_meet():
+    """OPT.norm, a part of OPT: who is done earlier has measured its gradients earlier, and only then waits for the others."""
+    program = schedules.gpipe(2, 1).lower()
+    cost = {"F": 1.0, "B": np.array([5.0, 1.0]), "OPT": np.array([1.0, 4.0])}   # rank 0 is done after 8 seconds, rank 1 after 3
+    assert program.makespan(cost) == 8 + 4
+    assert program.makespan({**cost, "OPT.norm": cost["OPT"]}) == 8 + 1 == program.makespan({**cost, "OPT.norm": 7.0})
+    line = program.simulate({**cost, "OPT.norm": np.array([1.0, 3.0])})         # they meet after 9; then rank 1 updates
+    assert line.makespan_s == 9 + 1 and line.idle_s == pytest.approx(sum(line.bubbles.values()))
+    ends = line.intervals[line.intervals["op"] == schedules.OPS.index("OPT")]
+    assert ends["start_s"].tolist() == [8.0, 6.0] and ends["end_s"].tolist() == [9.0, 10.0]
+    late = program.simulate({**cost, "OPT": np.array([1.0, 9.0]), "OPT.norm": np.array([0.5, 8.0])})  # rank 1 measures longest
+    assert late.makespan_s == 3 + 9 and late.lower_bound_s <= late.makespan_s
+    with pytest.raises(ValueError, match="seconds of OPT on stage 1.* is -1"):
+        program.simulate({**cost, "OPT.norm": np.array([0.0, -1.0])})
+
+
 def test_causes_sum_to_the_idle_time_where_some_slices_have_b_and_others_i_and_w():
     """The means over all slices are not what is done then: with them the busiest rank had less work than it has, and what never was
     idle was put down to unlike slices."""
@@ -440,6 +456,8 @@ def test_the_short_cut_for_plain_programs_is_the_general_simulation():
         cost = {op: np.broadcast_to(rng.uniform(0, 2, shape), (program.num_stages, micros * slices)).copy()
                 for op in (("F", "B", "I", "W", "OPT") if i % 2 else ("F", "I", "W"))}  # fmt: skip
         comm = (0.0, 0.3, rng.uniform(0, 1, program.num_stages))[i % 3]
+        if i % 4 == 1:
+            cost["OPT.norm"] = cost["OPT"] * rng.uniform(0, 1.1)
         plain, general = program.simulate(cost, comm), program.simulate(cost | free, comm)
         assert plain.makespan_s == general.makespan_s == program.makespan(cost, comm)
         assert plain.bubbles == general.bubbles and plain.lower_bound_s == general.lower_bound_s

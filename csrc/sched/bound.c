@@ -185,17 +185,15 @@ add_work(bound *b)
             }
 }
 
-/* The step's end: OPT starts on no rank before all bodies are done. */
+/* The step's end: what of OPT follows the norm starts on no rank before all bodies are done. */
 static double
 update_s(const bound *b)
 {
     const tp_program *p = b->p;
     double most = 0.0;
     for (int r = 0; r < p->ranks; r++) {
-        double seconds = 0.0;
-        for (int64_t k = p->begin[r + 1] - 1; k >= p->begin[r] && p->code[k].op == TP_OP_OPT; k--)
-            seconds += tp_durations_s(b->d, TP_OP_OPT, 0, p->code[k].stage, 0);
-        most = larger(most, seconds);
+        double norm, seconds = tp_program_update_s(p, b->d, r, &norm);
+        most = larger(most, seconds - norm);
     }
     return most;
 }

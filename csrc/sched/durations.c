@@ -27,6 +27,7 @@ tp_durations_check(const tp_program *program, const tp_durations *durations)
         for (int half = -1; half < 2; half++)
             TP_TRY(table_ok(program, durations, op, half < 0 ? durations->seconds[op] : durations->half_s[half][op]));
     TP_TRY(table_ok(program, durations, TP_OP_OPT, durations->sum_s));
+    TP_TRY(table_ok(program, durations, TP_OP_OPT, durations->norm_s));
     int64_t cells = program->stages * tp_program_units(program);
     const double *tables[] = {durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s,
                               durations->half_comm_s[0], durations->half_comm_s[1], durations->back_comm_unit_s,
@@ -44,4 +45,19 @@ tp_durations_check(const tp_program *program, const tp_durations *durations)
                                tables[k][i]);
     }
     return TP_OK;
+}
+
+double
+tp_program_update_s(const tp_program *p, const tp_durations *d, int rank, double *norm_s)
+{
+    double seconds = 0.0, norm;
+    *norm_s = 0.0;
+    int64_t k = p->begin[rank + 1];
+    while (k > p->begin[rank] && p->code[k - 1].op == TP_OP_OPT)
+        k--;
+    for (; k < p->begin[rank + 1]; k++) {
+        seconds += tp_durations_update_s(d, p->code[k].stage, &norm);
+        *norm_s += norm;
+    }
+    return seconds;
 }

@@ -465,6 +465,46 @@ run_nodes(tp_sim *sim, const tp_durations *durations, int64_t begin, int64_t beh
     }
 }
 
+/* Of a rank: its AR from `from` on, or its OPT (only). */
+static void
+run_end(const tp_sim *sim, const tp_durations *d, int r, int only, double from)
+{
+    for (int32_t e = sim->ends_begin[r]; e < sim->ends_begin[r + 1]; e++)
+        if (sim->ends[e].op == only)
+            sim->clock[r] = (sim->clock[r] > from ? sim->clock[r] : from) + tp_durations_s(d, only, 0, sim->ends[e].stage, 0);
+}
+
+/* Of the rank's OPTs together. */
+static double
+norm_s(const tp_sim *sim, const tp_durations *d, int r)
+{
+    double total = 0.0, norm;
+    for (int32_t e = sim->ends_begin[r]; e < sim->ends_begin[r + 1]; e++)
+        if (sim->ends[e].op == TP_OP_OPT) {
+            tp_durations_update_s(d, sim->ends[e].stage, &norm);
+            total += norm;
+        }
+    return total;
+}
+
+/* AR, for which both ends meet at meet_s, then OPT, from each rank's clock on; leaves when the last ends: csrc/sched/simulate.c,
+ * run_ends. */
+static double
+run_ends(const tp_sim *sim, const tp_durations *d, double meet_s)
+{
+    double met = 0.0, last = 0.0;
+    for (int r = 0; r < sim->ranks; r++) {
+        run_end(sim, d, r, TP_OP_AR, meet_s);
+        double measured = sim->clock[r] + norm_s(sim, d, r);
+        met = measured > met ? measured : met;
+    }
+    for (int r = 0; r < sim->ranks; r++) {
+        run_end(sim, d, r, TP_OP_OPT, met - norm_s(sim, d, r));
+        last = sim->clock[r] > last ? sim->clock[r] : last;
+    }
+    return last;
+}
+
 void
 tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
 {
@@ -480,26 +520,13 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
         if (tp_deadline_told_after(&sim->asked, 4 * (behind - k)))
             break;
     }
-    double meet = 0.0, all = 0.0, last = 0.0;
+    double meet = 0.0;
     for (int r = 0; r < sim->ranks; r++) {
         sim->clock[r] = sim->last[r] < 0 ? 0.0 : end[sim->last[r]];
         if (sim->ends_begin[r] < sim->ends_begin[r + 1] && sim->ends[sim->ends_begin[r]].op == TP_OP_AR)
             meet = sim->clock[r] > meet ? sim->clock[r] : meet;
     }
-    for (int pass = 0; pass < 2; pass++) { /* AR on all ranks, then OPT: csrc/sched/simulate.c, run_ends */
-        for (int r = 0; r < sim->ranks; r++)
-            for (int32_t e = sim->ends_begin[r]; e < sim->ends_begin[r + 1]; e++) {
-                if ((sim->ends[e].op == TP_OP_OPT) != pass)
-                    continue;
-                double from = pass ? all : meet;
-                sim->clock[r] = (sim->clock[r] > from ? sim->clock[r] : from) +
-                                tp_durations_s(&d, sim->ends[e].op, 0, sim->ends[e].stage, 0);
-            }
-        for (int r = 0; r < sim->ranks; r++)
-            all = sim->clock[r] > all ? sim->clock[r] : all;
-        last = all;
-    }
-    *makespan_s = last;
+    *makespan_s = run_ends(sim, &d, meet);
 }
 
 void

@@ -100,7 +100,7 @@ run_end(sim *s, int rank, const double *from)
     s->next[rank]++;
 }
 
-/* By lanes: the latest of the ranks, or of those that stand at an AR. */
+/* By lanes: the latest of the ranks, of one that stands at its OPT when it has measured its gradients; or of those at an AR. */
 static void
 latest(const sim *s, int at_sums, double most[TP_LANES])
 {
@@ -111,25 +111,33 @@ latest(const sim *s, int at_sums, double most[TP_LANES])
     for (int r = 0; r < p->ranks; r++) {
         if (at_sums && !(s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR))
             continue;
+        double norm = 0.0;
+        if (s->next[r] < p->begin[r + 1] && !at_sums)
+            tp_program_update_s(p, s->d, r, &norm);
         for (int l = 0; l < lanes; l++)
-            most[l] = s->clock[r * lanes + l] > most[l] ? s->clock[r * lanes + l] : most[l];
+            most[l] = s->clock[r * lanes + l] + norm > most[l] ? s->clock[r * lanes + l] + norm : most[l];
     }
 }
 
-/* AR: both ends meet. Then the first OPT of every rank waits for all: the gradient norm is global. */
+/* AR: both ends meet. Then the first OPT of every rank waits for all to have measured their gradients, whose norm is global: it
+ * begins so long before they meet as its own take, as a measured one does without its wait. */
 static void
 run_ends(sim *s)
 {
     const tp_program *p = s->p;
-    double from[TP_LANES];
+    double from[TP_LANES], mine[TP_LANES], norm;
     latest(s, 1, from);
     for (int r = 0; r < p->ranks; r++)
         while (s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR)
             run_end(s, r, from);
     latest(s, 0, from);
-    for (int r = 0; r < p->ranks; r++)
+    for (int r = 0; r < p->ranks; r++) {
+        tp_program_update_s(p, s->d, r, &norm);
+        for (int l = 0; l < tp_lane_count(s->kept); l++)
+            mine[l] = from[l] - norm;
         while (s->next[r] < p->begin[r + 1])
-            run_end(s, r, from);
+            run_end(s, r, mine);
+    }
 }
 
 /* Of rank r's work, what adds up gradients: of a weight that two stages hold, and of replicas. */
