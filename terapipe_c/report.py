@@ -17,7 +17,7 @@ from ._core import OPS
 from ._files import path_of, write_text
 from .config import counted, human_bytes, human_seconds
 from .doctor import cpu_quota
-from .schedule import SUM, Timeline
+from .schedule import NORM, SUM, Timeline
 
 __all__ = ["Report"]
 
@@ -51,18 +51,31 @@ def loss_curve(steps: Sequence[int], losses: Sequence[float], width: int = 640, 
             f'fill="none" stroke="#3b82f6" stroke-width="1.5"/>{labels}</svg>')
 
 
-def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64] | None = None) -> float:
+def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64] | None = None, *, update: bool = True,
+                handover_s: float = 0.0, between_s: float = 0.0) -> float:
     """Seconds of the step by the simulator, if every operation takes what it was measured to take; of several replicas
     the slowest's. sums: [stages] seconds of the replicas' sums, which no interval holds.
 
     Laid beside the measured step it judges the schedule and the engine alone: the cost model and the machine's drift since
     the profile are out of it. intervals: rank, op, stage, micro, slice, start_s, end_s of one step (Timeline.intervals).
+    update: False where OPT measured the gradients and updated nothing, which each rank does before it waits for the others.
+    handover_s: from when a message has been sent until what waits for it may begin, which no interval holds. between_s: what lies
+    between two instructions of a rank.
     """
     replica = intervals["rank"] // program.num_ranks
     each = [_measured(program, intervals[replica == r]) for r in np.unique(replica)]
     for seconds in each if sums is not None else ():
         seconds["OPT"] += np.asarray(sums)[:, None]
+    for seconds in each:
+        seconds |= {op: np.where(seconds[op] > 0, seconds[op] + between_s, 0) for op in _ISSUED if op in seconds}
+        if not update and "OPT" in seconds:
+            seconds[NORM] = seconds["OPT"]
+        if handover_s:
+            seconds["comm"] = np.full(program.num_stages, handover_s)
     return max(float(program.makespan(seconds)) for seconds in each)
+
+
+_ISSUED = ("F", "B", "I", "W", "R", "SF", "SB")
 
 
 def _measured(program: Any, intervals: NDArray[Any]) -> dict[str, NDArray[np.float64]]:

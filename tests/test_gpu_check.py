@@ -122,7 +122,7 @@ def test_a_pipeline_that_fails_leaves_the_others(monkeypatch):
         return [(step, [rows] * 4)] * 2, [], ["steps are enqueued anew"]
 
     monkeypatch.setitem(training, "run_ranks", run_ranks)
-    monkeypatch.setitem(training, "simulated", lambda program, traces: 0.3)
+    monkeypatch.setitem(training, "simulated", lambda program, traces, between=None: 0.3)
     monkeypatch.setitem(training, "so_far", found.append)
     with pytest.raises(RuntimeError, match="slices of 256: RuntimeError: a sticky error"):
         pipeline()
@@ -139,9 +139,31 @@ def test_a_step_is_laid_beside_what_the_simulator_makes_of_its_own_operations(mo
     pipeline, measured = of_training("measured", "pipeline")
     again, model = {"a": 0.9, "b": 2.0, "c": 3.3, "d": 1.5}, tp.GPTConfig(8, 1, 8, 64, 32, tie_weights=False)
     monkeypatch.setitem(pipeline, "run_ranks", lambda *_: ([(1.0, "a"), (2.0, "b"), (3.0, "c"), (1.5, "d")], [], []))
-    monkeypatch.setitem(pipeline, "simulated", lambda program, traces: again[traces])
+    monkeypatch.setitem(pipeline, "simulated", lambda program, traces, between=None: again[traces])
+    monkeypatch.setitem(pipeline, "between_of", lambda traces: {"span_s": 0.75})
     found, traces = measured(model, {}, [2048], tp.schedules.gpipe(4, 1), [(0, 1), (1, 2), (2, 3), (3, 18)])
     assert found["simulated_over_measured"] == 1.0 and found["step_s"] == found["simulated_s"] == 1.75 and traces == "d"
+    assert found["outside_s"] == [0.25, 1.25, 2.25, 0.75]
+
+
+def test_what_lies_between_the_operations_of_a_step_is_simulated_too(monkeypatch):
+    """A message that an idle rank waits for, and the next instruction, each as in this step; norms before the ranks meet."""
+    import terapipe_c as tp
+
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    pipeline, between_of = of_training("between_of", "pipeline")
+    simulated, ms = pipeline["simulated"], 1e-3
+    lists = [[("F", 0, 1.0), ("SF", 0, 0.1), ("B", 0, 2.0), ("OPT", 0, 0.5)],
+             [("F", 1, 1.5), ("B", 1, 2.5), ("SB", 1, 0.1), ("OPT", 1, 3.0)]]  # fmt: skip
+    starts = [[0.0, 1.02, 5.8, 7.82], [1.42, 2.94, 5.46, 5.58]]  # 0.02 between, 0.3 (SF) and 0.24 (SB) for messages
+    traces = [[(op, stage, 0, 0, ms * at, ms * (at + took)) for (op, stage, took), at in zip(*rank, strict=True)]
+              for rank in zip(lists, starts, strict=True)]  # fmt: skip
+    found, program = between_of(traces), tp.schedules.gpipe(2, 1).lower()
+    assert found["handover_s"] == pytest.approx(0.27 * ms) and found["between_s"] == pytest.approx(0.02 * ms)
+    assert found["late"] == {"rank 0 B0.0": pytest.approx(0.24 * ms), "rank 1 F1.0": pytest.approx(0.3 * ms)}
+    assert found["span_s"] == pytest.approx(8.58 * ms)
+    assert simulated(program, traces, {}) == pytest.approx((1.0 + 0.1 + 1.5 + 2.5 + 0.1 + 3.0) * ms)
+    assert simulated(program, traces) == pytest.approx((1.02 + 0.12 + 0.27 + 1.52 + 2.52 + 0.12 + 3.0) * ms)
 
 
 def test_a_pipeline_of_chunks_is_what_the_engine_runs():

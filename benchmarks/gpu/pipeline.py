@@ -17,6 +17,7 @@ from gpu_check import Question, small, so_far, watched
 
 STAGES, LONG = 4, 32 if small() else 2048
 PATIENCE_S = 100.0 if watched() else 15.0  # with a message: what waits for ever shall say so within its question's time
+LATE_S = 200e-6  # as in late.py
 EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # as in training.py
 APART = "speedup_over_gpipe_w_apart"  # all slices have W apart, GPipe's backward is whole
 # (Tokens of each slice, stages of a rank): their partitions by the simulator.
@@ -159,7 +160,8 @@ def pipeline():
 def measured(model, params, lengths, program, partition):
     """({seconds of a step, of the simulator's, ...}, the traces of a step of about that time) of one sequence in these slices.
 
-    A step takes a few percent more or less than the next: each is laid beside what the simulator makes of its own operations."""
+    A step takes a few percent more or less than the next: each is laid beside what the simulator makes of its own operations, of
+    these alone (`operations_s`) and of what lies between them too."""
     from terapipe_c.backend import Backend
     from terapipe_c.engine import TIMED, RankEngine
 
@@ -172,9 +174,11 @@ def measured(model, params, lengths, program, partition):
 
     steps, _, caveats = run_ranks(model, program, make, params, tokens)
     took, again = [seconds for seconds, _ in steps], [simulated(program, traces) for _, traces in steps]
-    usual = statistics.median_low(took)
+    usual, between = statistics.median_low(took), [between_of(traces) for _, traces in steps]
     return {"step_s": statistics.median(took), "simulated_s": statistics.median(again), "steps_s": took, "each_simulated_s": again,
             "simulated_over_measured": statistics.median(b / a for a, b in zip(took, again, strict=True)), "caveats": caveats,
+            "operations_s": statistics.median(simulated(program, traces, {}) for _, traces in steps),
+            "outside_s": [seconds - one.pop("span_s") for seconds, one in zip(took, between, strict=True)], "between": between,
             "layers": layers_of(model, partition)}, steps[took.index(usual)][1]  # fmt: skip
 
 
@@ -253,15 +257,38 @@ def spanned(of_ranks):
     return max(ends) - min(begins), *map(list, others)
 
 
-def simulated(program, traces):
-    """The simulator's step, fed with what every operation took in this very run."""
+def between_of(traces):
+    """What lies between the operations of a step: the median time from a message's end until what it kept waiting begins
+    (handover_s: of hosts, and the receiver's copy), and between two instructions that follow each other (between_s); {which began
+    later than LATE_S: after so many seconds}; and how long all took (span_s)."""
+    sent = {tuple(row[:4]): row[5] for trace in traces for row in trace if row[0] in ("SF", "SB")}
+    found, late = {"handover_s": [], "between_s": []}, {}
+    for rank, trace in enumerate(traces):
+        free = -np.inf
+        for op, stage, micro, part, start, end in (row for row in trace if row[0] not in ("RF", "RB", "OPT")):
+            sender = ("SF", stage - 1, micro, part) if op == "F" else ("SB", stage + 1, micro, part) if op in ("B", "I") else None
+            arrived = sent.get(sender, -np.inf)
+            if (ready := max(arrived, free)) > -np.inf:
+                found["handover_s" if arrived > free else "between_s"].append(start - ready)
+                if start - ready > LATE_S:
+                    late[f"rank {rank} {op}{stage}.{part}"] = start - ready
+            free = end
+    span = max(row[5] for trace in traces for row in trace) - min(row[4] for trace in traces for row in trace)
+    return {name: statistics.median(times) if times else 0.0 for name, times in found.items()} | {"late": late, "span_s": span}
+
+
+def simulated(program, traces, between=None):
+    """The simulator's step, fed with what every operation took in this very run, and with what one message and two instructions
+    take between them (between_of; {}: nothing). No step here updates."""
     import terapipe_c as tp
     from terapipe_c.report import resimulated
 
+    between = between_of(traces) if between is None else between
+    lags = {name: max(between[name], 0.0) for name in ("handover_s", "between_s") if name in between}
     rows = [(rank, *row) for rank, trace in enumerate(traces) for row in trace]
     zero = min(row[5] for row in rows)
     rows = [(*row[:5], row[5] - zero, row[6] - zero) for row in rows]
-    return resimulated(program, tp.Timeline.from_intervals(rows, program.num_ranks).intervals)
+    return resimulated(program, tp.Timeline.from_intervals(rows, program.num_ranks).intervals, update=False, **lags)
 
 
 QUESTIONS = [
