@@ -370,6 +370,7 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .finish = tp_cuda_stage_finish,
     .gradients = tp_stage_gradients,
     .loss = tp_cuda_stage_loss,
+    .measure = tp_cuda_stage_measure,
     .sumsq = tp_cuda_stage_sumsq,
     .update_micro = tp_cuda_stage_update_micro,
     .update = tp_cuda_stage_update,

@@ -176,6 +176,8 @@ tp_cuda_stage_finish(tp_stage *stage);
 TP_MUST_USE tp_status
 tp_cuda_stage_loss(tp_stage *stage, double *out);
 TP_MUST_USE tp_status
+tp_cuda_stage_measure(tp_stage *stage);
+TP_MUST_USE tp_status
 tp_cuda_stage_sumsq(tp_stage *stage, double *sums);
 TP_MUST_USE tp_status
 tp_cuda_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);

@@ -136,19 +136,30 @@ measure(tp_stage *stage)
     return tp_cuda_sumsq(stage->rank->stream, &list, stage->sums, stage->partial);
 }
 
-tp_status
-tp_cuda_stage_sumsq(tp_stage *stage, double *sums)
+/* By micro-batches: measured, each behind its backward. */
+static int
+by_micros(const tp_stage *stage)
 {
-    int micros = stage->base.config.versions > 0; /* measured, each behind its backward */
-    if (!micros)
+    return stage->base.config.versions > 0;
+}
+
+tp_status
+tp_cuda_stage_measure(tp_stage *stage)
+{
+    if (!by_micros(stage))
         TP_TRY(measure(stage));
     else
         TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_clipped, stage->clipped, sizeof *stage->clipped,
                             TP_CUDA_TO_HOST));
-    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_sums, micros ? stage->squares : stage->sums,
-                        (size_t)stage->base.params * sizeof(double), TP_CUDA_TO_HOST));
+    return tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_sums, by_micros(stage) ? stage->squares : stage->sums,
+                        (size_t)stage->base.params * sizeof(double), TP_CUDA_TO_HOST);
+}
+
+tp_status
+tp_cuda_stage_sumsq(tp_stage *stage, double *sums)
+{
     TP_TRY(tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream));
-    if (micros && stage->host_clipped->refused != 0)
+    if (by_micros(stage) && stage->host_clipped->refused != 0)
         return tp_stage_refuse_norm(&stage->base, stage->host_clipped->refused - 1, stage->host_clipped->norm2);
     for (int i = 0; i < stage->base.params; i++)
         if (tp_stage_answers_for(&stage->base, i))

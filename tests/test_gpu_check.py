@@ -246,7 +246,7 @@ def test_a_process_that_ends_leaves_the_other_ways(monkeypatch):
     assert result["8 queues"] == {"why": "ended with exit code -9"}
     assert result["no graphs"] == {"why": "RuntimeError: a sticky error"}
     assert result["headline"].startswith("32 queues, as is: 60.0 ms, 2.0 late (0.5 ms by the host, 1.0 by the device), 0.0 stops")
-    assert "; 32 queues, queued: 57.0 ms" in result["headline"]
+    assert "; 32 queues, flags, hosts spin: 55.0 ms" in result["headline"]
     monkeypatch.setitem(late, "RUNS", {"8 queues": late["RUNS"]["8 queues"]})
     with pytest.raises(RuntimeError, match="exit code -9"):
         asked()

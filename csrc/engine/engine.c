@@ -233,9 +233,14 @@ sum_squares(tp_engine *engine, int64_t *waited_ns)
         TP_TRY(tp_engine_sum_replicas(engine, waited_ns));
     }
     memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
-    for (int stage = 0; stage < tp_program_copy_stages(engine->config.program); stage++) /* the other copy has the same */
+    const tp_stage_ops *ops = engine->config.provider->stage;
+    const int stages = tp_program_copy_stages(engine->config.program); /* the other copy has the same */
+    for (int stage = 0; ops->measure != NULL && stage < stages; stage++)
         if (engine->stage[stage] != NULL)
-            TP_TRY(engine->config.provider->stage->sumsq(engine->stage[stage], engine->gather));
+            TP_TRY(ops->measure(engine->stage[stage]));
+    for (int stage = 0; stage < stages; stage++)
+        if (engine->stage[stage] != NULL)
+            TP_TRY(ops->sumsq(engine->stage[stage], engine->gather));
     for (int64_t i = 0; engine->updates > 0 && i < engine->gather_count - TP_GATHER_EXTRA; i++)
         engine->gather[i] /= engine->updates;
     return TP_OK;

@@ -189,6 +189,9 @@ typedef struct {
     float *(*gradients)(tp_stage *stage, int64_t *floats);
     /* Sum of -log p over the batch in canonical order; 0 where the stage has no head. */
     tp_status (*loss)(tp_stage *stage, double *out);
+    /* Before sumsq of the first of a rank's stages, of each: what sumsq will read is on its way, so that the device has the work of all.
+     * NULL: sumsq does all of it. */
+    tp_status (*measure)(tp_stage *stage);
     /* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
      * the head's); others are left alone. After updates by micro-batches: of the gradients of all of them in this step. ERUNTIME: one
      * of these was not finite, where update_micro did not say so. */
@@ -210,7 +213,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 12u
+#define TP_PROVIDER_ABI 13u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 
