@@ -16,16 +16,17 @@ from ..config import KINDS
 from ..cost import PHASES, CostModel
 from ..links import Links, rank_of
 from ..partition import updated_of_kind
-from .judge import ORDERS
+from .judge import ORDERS, SLICED, ZIGZAG
 from .request import Request
 from .starts import kind_seconds, whole_sequences
 
-__all__ = ["AT_ONCE", "Least", "bound_s", "least_of_kinds", "least_work_s", "order_bound_s", "stages_bound_s", "whole_bound_s"]
+__all__ = ["AT_ONCE", "Least", "again_bound_s", "bound_s", "least_of_kinds", "least_work_s", "order_bound_s", "stages_bound_s", "whole_bound_s"]
 
 AT_ONCE = "gpipe", "1f1b", "seq1f1b", "interleaved"   #: schedules in which every W follows its I at once if none may wait
 
 _GROUPS = 256           # sizes of micro-batch that are looked at; where there are more the bound on the work is 0
 _HALVINGS = 40          # bisection steps for a bound
+_AGAIN = (("attention", np.array([0, 1, -1 / 8, 0])), ("ffn", np.array([0, 0, 1 / 2, 0])))   # R of a block in F of each kind, at least
 _LARGEST = 1e15         # overhead or message over a block's seconds, above which order_bound_s gives 0
 
 
@@ -41,12 +42,14 @@ class _Weighted:
         return self.costs.weighted_slice_cost(self.weights, seq_len, granularity, self.batch)
 
 
-def least_work_s(request: Request, share: int) -> float:
+def least_work_s(request: Request, share: int, again: Sequence[str] = ()) -> float:
     """Seconds that one of ``share`` sequences takes at least, on all ranks together, however it is sliced and batched.
 
     F and I of all blocks but the head: the least sum over slicings, for the best micro-batch (exact: slice_tokens with one
     stage). The head and all W: the same apart, because a micro-batch of several sequences and several slices does its head
     and its W as if it were one slice, which is one of those slicings. Forwards in halves (sliced-1f1b) are of whole sequences.
+    again: kinds of blocks that are recomputed, each slice with its F (R: tp_cost_recompute); not with forwards in halves, nor a
+    given slicing, whose R is not counted.
     """
     costs, blocks = request.costs, np.array([1.0, request.model.n_layer, request.model.n_layer, 1.0])
     if request.slicing is not None:
@@ -60,12 +63,16 @@ def least_work_s(request: Request, share: int) -> float:
     sliced, whole = np.zeros((4, 3)), np.zeros((4, 3))
     whole[:, 2], whole[3] = blocks, blocks[3]
     sliced[:3, :2] = blocks[:3, None]
+    again = () if SLICED in request.schedules else again
+    for kind, more in _AGAIN:
+        sliced[:, 0] += blocks * more * (kind in again)
     sizes, least = np.arange(1.0, most + 1), 0.0
     for weights in (sliced, whole):
         halves = sum((weights[i, p] * (_in_halves_s(costs, kind, sizes, request.seq_len) if phase == "F" else
                                        costs.block_seconds(kind, phase, request.seq_len, 0, sizes))
                       for (i, kind), (p, phase) in itertools.product(enumerate(KINDS), enumerate(PHASES))), np.zeros(most)) / sizes
-        least += min(float(halves[1:].min(initial=np.inf)), *(_least_path_s(request, weights, b) for b in range(1, most + 1)))
+        least += min(np.inf if again else float(halves[1:].min(initial=np.inf)),
+                     *(_least_path_s(request, weights, b) for b in range(1, most + 1)))
     return float(least * (1 - 1e-12))
 
 
@@ -152,6 +159,15 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     ring = float(link.seconds(4.0 * params / (ranks * chunks))) * chunks * copies
     before = sum(rank if copies == 1 else min(rank, ranks - 1 - rank) for rank in range(ranks)) / ranks
     return least_s * share / ranks + fixed + update + ring + least_latency_s(request) * before
+
+
+def again_bound_s(request: Request, again: Sequence[str]) -> dict[int, float]:
+    """By number of ranks: no plan with one copy of the model that recomputes all blocks of the kinds ``again`` is faster."""
+    least, kinds = least_work_s(request, request.share, again), least_of_kinds(request, request.share)
+    ways = {name in ZIGZAG for name in request.schedules}
+    given = request.chunks, request.replicas
+    return {ranks: max(bound_s(request, ranks, *given, least),
+                       min(stages_bound_s(request, ranks, *given, kinds, way) for way in ways)) for ranks in request.ranks}
 
 
 def least_latency_s(request: Request) -> float:

@@ -486,7 +486,11 @@ class _Search:
         if self.request.recompute or late() or not (binds or at_last):
             return False
         self.stopped.clear()
-        for again, found in recomputing(self.request):
+        left: list[str] = []
+        for again, found in recomputing(self.request, lambda: self.seconds):
+            if found is None:
+                left.append(again)
+                continue
             if isinstance(found, DeadlineError):
                 self.stopped.add(again)
             if isinstance(found, Error):
@@ -494,6 +498,8 @@ class _Search:
                 continue
             better = self.offer(found, f"terapipe with recompute = {again!r}")
             self.log.append(f"told to recompute {again}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
+        if left:
+            self.log.append(f"not told to recompute {' or '.join(left)}: the bounds of such plans are no better than the best")
         return not self.stopped
 
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:

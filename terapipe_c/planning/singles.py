@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator
+import math
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from .._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
 from ..guests import evicts
+from .bounds import again_bound_s
 from .deadline import late, share, without
-from .judge import CHIMERA, SLICED, ZIGZAG, possible
+from .judge import CHIMERA, SLICED, SLIGHT, ZIGZAG, Judge, possible
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
 from .request import (
@@ -126,9 +129,9 @@ def plan_singles(request: Request) -> Iterator[tuple[str, Found | Error]]:
         yield name, _answer(asked)
 
 
-def _answer(asked: Request) -> Found | Error:
+def _answer(asked: Request, judge_of: Callable[[int], Judge] | None = None) -> Found | Error:
     try:
-        return plan_one(asked)
+        return plan_one(asked, judge_of)
     except (InfeasibleError, DeadlineError) as error:
         return error
 
@@ -183,15 +186,30 @@ def _at_once(request: Request) -> Found | None:
     return None
 
 
-def recomputing(request: Request) -> Iterator[tuple[str, Found | Error]]:
-    """(choice of ``recompute``, plan or why there is none) of the terapipe planner for each choice, all schedules together. The
-    papers' planners need not be asked: they choose for themselves what to recompute."""
+def recomputing(request: Request, rival_s: Callable[[], float]) -> Iterator[tuple[str, Found | Error | None]]:
+    """(choice of ``recompute``, plan or why there is none) of the terapipe planner for each choice, all schedules together; None:
+    the bounds of plans that recompute so much are no better than ``rival_s()``, the seconds of the plan in hand. The papers'
+    planners need not be asked: they choose for themselves what to recompute."""
     for i, (what, kinds) in enumerate(RECOMPUTE.items()):
         flags = tuple(block.kind in kinds for block in request.model.blocks)
         told = replace(request, recompute=flags, each_alone=False)
         asked = _asked(told, "terapipe", _usual(request, "terapipe"), request.chunks, request.ranks)
         if asked is None:
             continue
+        rival = rival_s()
+        if rival < math.inf and CHIMERA not in asked.schedules:
+            bounds = again_bound_s(asked, kinds)
+            asked = replace(asked, ranks=tuple(n for n in asked.ranks if bounds[n] < rival * SLIGHT))
+        if not asked.ranks:
+            yield what, None
+            continue
         with share(2 / (len(RECOMPUTE) - i + 1)):
-            found = _answer(asked)
+            found = _answer(asked, partial(_against, asked, rival))
         yield what, found
+
+
+def _against(asked: Request, rival_s: float, ranks: int) -> Judge:
+    """A judge for plans that are to beat a plan in hand, if there is one."""
+    judge = asked.judge(ranks)
+    judge.rival_s, judge.in_passing = rival_s, rival_s < math.inf
+    return judge
