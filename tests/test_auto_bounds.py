@@ -11,6 +11,7 @@ from terapipe_c.config import KINDS
 from terapipe_c.planning.bounds import (
     AT_ONCE,
     Least,
+    again_bound_s,
     bound_s,
     least_of_kinds,
     least_work_s,
@@ -18,7 +19,7 @@ from terapipe_c.planning.bounds import (
     stages_bound_s,
 )
 from terapipe_c.planning.judge import CHIMERA, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
-from terapipe_c.planning.request import BY_NAME, JOINT, check_request, has_chunks
+from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, check_request, has_chunks
 
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s"))
 
@@ -255,3 +256,31 @@ def test_forwards_in_halves_are_in_the_bounds(given):
         least = min(request.judge(ranks).judge(SLICED, cut, slicing, 0).seconds for cut in cuts)
         assert bound_s(request, ranks, 1, 1, least_work_s(request, 4)) <= least
         assert stages_bound_s(request, ranks, 1, 1, least_of_kinds(request, 4)) <= least
+
+
+def test_no_plan_that_recomputes_is_faster_than_its_bound():
+    """Random partitions, slicings and orders; by the count of R a bound that is nearly reached on one rank."""
+    rng, checked, nearest = np.random.default_rng(19), 0, 0.0
+    for _ in range(30):
+        model, cluster, costs, unit = instance(rng)
+        asked = request_of(model, cluster, 2, costs, unit, ranks=(1, 2, 4), chunks=1, replicas=1)
+        what = str(rng.choice(list(RECOMPUTE)))
+        bounds = again_bound_s(asked, RECOMPUTE[what])
+        again = Savings(tuple(block.kind in RECOMPUTE[what] for block in model.blocks))
+        for ranks in asked.ranks:
+            judge, name = asked.judge(ranks), str(rng.choice(["1f1b", "gpipe", "seq1f1b"]))
+            cut = tuple(itertools.pairwise(cut_of(rng, model.num_blocks, ranks)))
+            slicing = slicing_of(rng, 2, model.block_size, unit)
+            seconds = judge.judge(name, cut, slicing, int(rng.integers(3)), again).seconds
+            assert bounds[ranks] <= seconds * (1 + 1e-9), (what, name, cut, slicing)
+            checked, nearest = checked + 1, max(nearest, bounds[ranks] / seconds)
+    print(f"{checked} plans, the nearest {nearest:.4f} of its bound")
+    assert checked == 90 and nearest > 0.95
+
+
+def test_what_cannot_win_by_recomputing_is_not_searched():
+    model, cluster = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=61, block_size=32), tp.Cluster.preset("A100-80", 2)
+    costs = tp.CostModel.from_table(np.full((5, 5), 1e-3), np.full((5, 5), 2e-3), granularity=8)
+    plan = tp.plan(model, cluster, batch=2, seq_len=32, costs=costs, granularity=8, stages=1, data_parallel=1)
+    left = [line for line in plan.search_log if line.startswith("not told to recompute ")]
+    assert left and "bounds" in left[0] and not any(line.startswith("told to recompute") for line in plan.search_log)

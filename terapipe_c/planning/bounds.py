@@ -20,13 +20,14 @@ from .judge import ORDERS, SLICED, ZIGZAG
 from .request import Request
 from .starts import kind_seconds, whole_sequences
 
-__all__ = ["AT_ONCE", "Least", "again_bound_s", "bound_s", "least_of_kinds", "least_work_s", "order_bound_s", "stages_bound_s", "whole_bound_s"]
+__all__ = ["AT_ONCE", "Least", "again_bound_s", "bound_s", "least_of_kinds", "least_work_s", "order_bound_s", "stages_bound_s",
+           "whole_bound_s"]
 
 AT_ONCE = "gpipe", "1f1b", "seq1f1b", "interleaved"   #: schedules in which every W follows its I at once if none may wait
 
 _GROUPS = 256           # sizes of micro-batch that are looked at; where there are more the bound on the work is 0
 _HALVINGS = 40          # bisection steps for a bound
-_AGAIN = (("attention", np.array([0, 1, -1 / 8, 0])), ("ffn", np.array([0, 0, 1 / 2, 0])))   # R of a block in F of each kind, at least
+_AGAIN = (("attention", np.array([0, 1, -1 / 8, 0])), ("ffn", np.array([0, 0, 1 / 2, 0])))   # R of a block, in F of each kind
 _LARGEST = 1e15         # overhead or message over a block's seconds, above which order_bound_s gives 0
 
 
