@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { ALIGN = 512 };
+enum { ALIGN = 512, HUGE = 2 << 20 };
 
 typedef struct block {
     struct block *next;
@@ -26,8 +26,13 @@ tp_emu_apart(void)
 void *
 tp_emu_take(size_t bytes)
 {
-    if (!tp_emu_apart())
-        return aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
+    if (!tp_emu_apart()) {
+        size_t align = bytes < HUGE ? ALIGN : HUGE;
+        void *memory = aligned_alloc(align, (bytes + align - 1) / align * align);
+        if (memory != NULL && align == HUGE) /* all of it is written at once: a page fault for 2 MiB, then, not 512 */
+            (void)madvise(memory, bytes, MADV_HUGEPAGE);
+        return memory;
+    }
     block *one = malloc(sizeof *one);
     void *memory = one == NULL ? MAP_FAILED
                                : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -309,8 +309,9 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
         return tp_fail(TP_EMEMORY, "%s needs %zu bytes, which the host of the emulated device does not have", what, bytes);
     }
     tp_emu_enter();
-    memset(block, GUARD_BYTE, whole);
+    memset(block, GUARD_BYTE, GUARD);
     memset(block + GUARD, FRESH_BYTE, bytes);
+    memset(block + GUARD + bytes, GUARD_BYTE, whole - GUARD - bytes);
     tp_emu_leave();
     tp_cuda_note(device, entry, block + GUARD, bytes);
     *out = block + GUARD;
