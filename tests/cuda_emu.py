@@ -33,7 +33,8 @@ FOLDER = ROOT / ".build" / "cuda-emu"
 DEFINES = ["-DTP_CUDA_EMULATED", "-DTP_CUDA_HEAD_TILE=64", "-DTP_CUDA_CACHED_BYTES=40000", "-DTP_CUDA_SUM_FLOATS=512"]
 
 
-# Of the build that looks for races, of the kernels alone: gcc's hooks at each access, and no libtsan behind them.
+# Of the build that looks for races, which shares all but the emulator and the kernels with the other one; of the kernels alone:
+# gcc's hooks at each access, and no libtsan behind them.
 RACES, HOOKS = ["-DTP_CUDA_RACES"], ["-fsanitize=thread"]
 
 
@@ -43,7 +44,7 @@ def build(races: bool = False) -> Path:
     folder = FOLDER / "races" if races else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     module = folder / f"_cuda_emu{sysconfig.get_config_var('EXT_SUFFIX')}"
-    with open(folder / "lock", "w") as lock:
+    with open(FOLDER / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file
         before = os.getcwd()
         os.chdir(ROOT)
@@ -56,17 +57,20 @@ def build(races: bool = False) -> Path:
 
 def _build(module: Path, races: bool) -> None:
     setup = runpy.run_path("setup.py", run_name="setup_py")
-    # -O2: kernels are interpreted by fibers anyway. No -Wmissing-prototypes: kernels are static behind a macro. -mfma: the same
-    # numbers, without a call for each.
+    # -O2: kernels are interpreted by fibers anyway; -O3 for the emulator, whose products were a quarter of all time. No
+    # -Wmissing-prototypes: kernels are static behind a macro. -mfma: the same numbers, without a call for each.
     flags = [f for f in setup["FLAGS"] if f not in ("-fvisibility=hidden", "-O3")]
     if " fma " in Path("/proc/cpuinfo").read_text():
         flags.append("-mfma")
     flags += shlex.split(os.environ.get("CFLAGS", ""))  # -g for a debugger
 
     def compile_one(source: str) -> str:
-        output = module.parent / Path(source).with_suffix(".o")
-        more = [*RACES, *(HOOKS if source.endswith(".cu") else [])] if races else []
-        command = ["gcc", "-c", "-O2", "-fPIC", "-I.", *flags, *DEFINES, *more, "-x", "c", source, "-o", str(output)]
+        kernels, emulator = source.endswith(".cu"), source.startswith("cuda/emu/")
+        apart = races and (kernels or emulator)
+        output = (module.parent if apart else FOLDER) / Path(source).with_suffix(".o")
+        more = [*RACES, *(HOOKS if kernels else [])] if apart else []
+        command = ["gcc", "-c", "-O3" if emulator else "-O2", "-fPIC", "-I.", *flags, *DEFINES, *more, "-x", "c", source, "-o",
+                   str(output)]  # fmt: skip
         setup["compile_if_stale"](output, shlex.join(command), lambda: run(command))
         return str(output)
 
@@ -112,8 +116,9 @@ OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/wgmma",
 
 def simt_cases(folder: Path, races: bool = False) -> ctypes.CDLL:
     """tests/simt_cases.cu with an emulator of its own."""
-    path, built = folder / "simt_cases.so", build(races=True).parent if races else build().parent
-    objects = [str(built / f"{name}.o") for name in (*OBJECTS, *(["cuda/emu/race", "cuda/emu/race_phases"] if races else []))]
+    path, built = folder / "simt_cases.so", build(races).parent
+    names = [*OBJECTS, *(["cuda/emu/race", "cuda/emu/race_phases"] if races else [])]
+    objects = [str((built if name.startswith("cuda/emu/") else FOLDER) / f"{name}.o") for name in names]
     hooks = [*RACES, *HOOKS] if races else ["-Wall", "-Wextra", "-Werror"]
     run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-ffp-contract=off", *hooks, f"-I{ROOT}",
          f"-fmacro-prefix-map={ROOT}/=", "-x", "c", "-c", str(ROOT / "tests/simt_cases.cu"), "-o", f"{path}.o"])  # fmt: skip
