@@ -171,14 +171,11 @@ tp_simt_fail(simt_machine *m, const char *format, ...)
 static int
 guard_whole(const char *guard)
 {
-    uint64_t off = 0;
-#pragma GCC unroll 8 /* at each switch of threads: as a loop it took a tenth of the emulated tests' time */
-    for (int i = 0; i < SIMT_GUARD / 8; i++) {
-        uint64_t word;
-        memcpy(&word, guard + 8 * i, sizeof word);
-        off |= word ^ 0xa5a5a5a5a5a5a5a5u;
-    }
-    return off == 0;
+    typedef uint64_t words __attribute__((vector_size(16), may_alias)); /* as words, in turn, it took a tenth of all time */
+    const words *half = (const words *)(const void *)guard;
+    words off = ((half[0] ^ 0xa5a5a5a5a5a5a5a5u) | (half[1] ^ 0xa5a5a5a5a5a5a5a5u)) |
+                ((half[2] ^ 0xa5a5a5a5a5a5a5a5u) | (half[3] ^ 0xa5a5a5a5a5a5a5a5u));
+    return (off[0] | off[1]) == 0;
 }
 
 /* What ran last wrote outside a shared array, if a guard has changed. */
