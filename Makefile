@@ -57,8 +57,9 @@ install: $(VENV)/.installed
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-# Two tests at a time where they may share the machine (tests/conftest.py: SHARING); PYTEST="-n 0" for one at a time.
-PYTEST ?= -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# Three tests at a time where they may share the machine (tests/conftest.py: SHARING): of two on two cores one often waits, for a
+# deadline or another process. PYTEST="-n 0" for one at a time.
+PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: check test-c
 	$(PY) tests/c/run --avx512
 	$(VENV)/bin/pytest $(PYTEST)

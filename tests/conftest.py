@@ -24,19 +24,19 @@ os.environ["PYTHONSAFEPATH"] = "1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `pytest -n 2`, as `make test` has it, runs two of these modules at a time, about the longest first. Their tests ask no clock for
+# `pytest -n 3`, as `make test` has it, runs three of these modules at a time, about the longest first. Their tests ask no clock for
 # less than some seconds, and build what they share under a lock. Every other test, a new module's too, runs while no other does:
 # those that measure, and test_launch, which kills ranks and asks that all has ended within two seconds.
 SHARING = [f"test_{name}" for name in """
-    auto ladder cuda_pipedream plan signals links training judge cuda_guests cuda_stage surroundings cuda_wgmma planner_plans
-    benchmarks train cuda_chimera cuda_replicas cuda_build cuda_cudnn lean chimera_plan notebook swap examples swap_beside
-    limits mpi uneven package bpipe cli comm replicas cuda_graphs gemm pipedream auto_bounds compare dawnpiper split cuda_nccl
-    bmpipe progress chimera_engine layering gpu_check types passed_over checkpoint sweep cuda_attention cuda_progress planners
-    in_flight engine launchers_end halted stage layer_graph planner_arguments cuda_rows cuda_optim baselines cost sliced cuda_races
-    bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network cuda_apart reference recompute
-    baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view zoo cuda_pipeline doctor data
-    capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start capture_data capture_functions
-    capture_in_place dawnpiper_work gpu_sanitize
+    auto ladder cuda_pipedream training cuda_guests signals plan judge cuda_stage mpi gpu_check links cuda_wgmma cuda_chimera
+    cuda_replicas cuda_cudnn planner_plans surroundings benchmarks train cuda_build lean notebook swap chimera_plan limits
+    swap_beside examples uneven cuda_graphs bpipe package cuda_nccl cli comm compare halted pipedream gemm replicas auto_bounds
+    dawnpiper progress cuda_attention chimera_engine split layering types passed_over cuda_progress bmpipe planners checkpoint
+    engine sweep launchers_end cuda_rows in_flight gpu_sanitize stage layer_graph planner_arguments cuda_optim baselines cost
+    sliced cuda_races bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network cuda_apart
+    reference recompute baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view zoo
+    cuda_pipeline doctor data capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start
+    capture_data capture_functions capture_in_place dawnpiper_work
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 
