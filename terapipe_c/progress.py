@@ -32,11 +32,12 @@ def _is_terminal(stream: Any) -> bool:
 
 
 class Progress:
-    """Drawn by Beside's threads, never by the main one: Ctrl-C's exception inside tqdm leaves tqdm's lock held for ever."""
+    """Drawn by Beside's threads, by the main one only where no other can be had: Ctrl-C's exception inside tqdm leaves tqdm's
+    lock held for ever."""
 
     def __init__(self, wanted: bool | None, first: int, steps: int) -> None:
         self._first, self._steps, self._shown, self._last_line, self._closed = first, steps, 0, 0.0, False
-        self._lock = threading.Lock()
+        self._lock, self._begun = threading.Lock(), time.time()
         self._told: Any = None
         self._bar: Any = None
         self._stream = sys.stderr                              # print takes None for the standard output
@@ -75,6 +76,7 @@ class Progress:
             if self._bar is None:
                 self._bar = self._bars(total=self._steps, initial=self._first, unit="step", desc="steps done", miniters=1,
                                        dynamic_ncols=True, file=self._stream)
+                self._bar.start_t = self._bar.last_print_t = self._begun    # not when somebody came to wait: of that is its rate
             if last is not None and last.step + 1 - self._first > self._shown:     # not what another thread was told before
                 self._bar.set_postfix_str(f"loss {last.loss:.4f}, {last.tokens_per_s:,.0f} tok/s", refresh=False)
                 self._bar.update(last.step + 1 - self._first - self._shown)
@@ -115,9 +117,14 @@ class Beside:
     def __enter__(self) -> Beside:
         if self._progress is not None and not self._progress.silent:
             thread = threading.Thread(target=self._tell, name="terapipe progress", daemon=True)
-            with contextlib.suppress(RuntimeError):     # the system has none left: the training is worth more than this
+            try:
                 thread.start()
                 self._thread = thread
+            except RuntimeError:        # the system has none left: the training is worth more than this
+                pass
+            except BaseException:       # Ctrl-C, and nobody leaves who did not enter: the thread would wait for ever
+                self._told.put(None)
+                raise
         return self
 
     def __exit__(self, kind: object, error: object, where: object) -> None:

@@ -2,6 +2,7 @@
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -174,6 +175,33 @@ def test_a_bar_of_the_users_that_ctrl_c_left_locked_holds_no_run_up(monkeypatch)
     assert "4/4" in sys.stderr.getvalue() and not run.running and holder.is_alive()
     free.set()
     holder.join()
+
+
+def test_the_rate_of_a_run_that_is_waited_for_late_is_since_its_start(monkeypatch):
+    """It was of the moment in which all steps were told: millions a second."""
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(sys, "stderr", Stream(0, lambda: None))
+    shown = progress.Progress(True, 0, 200)
+    monkeypatch.setattr(shown, "_begun", shown._begun - 1000)
+    shown.show([SimpleNamespace(step=199, loss=1.0, tokens_per_s=1.0)], True)
+    assert re.search(r"200/200 \[16:4\d<00:00, +5\.0\ds/step", sys.stderr.getvalue()), sys.stderr.getvalue()
+
+
+def test_ctrl_c_while_a_bars_thread_starts_leaves_it_not_waiting(monkeypatch):
+    begin = threading.Thread.start
+    threads = []
+
+    def start(thread):
+        begin(thread)
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", Stream(0, lambda: None))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt), progress.Beside(progress.Progress(True, 0, 4)):
+        pass
+    threads[0].join(60)
+    assert not threads[0].is_alive()
 
 
 def test_progress_is_a_bool():
