@@ -63,11 +63,12 @@ def at_least(name: str, array: NDArray[np.float64], least: float) -> None:
 def numbers(name: str, value: Any) -> Float:
     """A copy as float64, NaN where it is masked, or an error that names it."""
     try:
-        given = value.astype(np.float64).filled(np.nan) if np.ma.is_masked(value) else np.array(value)
+        given = np.array(value)
         if given.dtype.kind == "c":
             raise InvalidTypeError(f"{name} is complex: real numbers would be right")
         _refuse_words(given)
-        return given.astype(np.float64)
+        given = given.astype(np.float64)
+        return np.where(np.ma.getmaskarray(value), np.nan, given) if isinstance(value, np.ma.MaskedArray) else given
     except InvalidTypeError:
         raise
     except (TypeError, ValueError, OverflowError):

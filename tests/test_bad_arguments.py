@@ -170,6 +170,9 @@ def test_what_is_masked_is_no_number(tmp_path):
     unread = np.ma.array(TABLE, mask=np.add.outer(np.arange(len(TABLE)), np.arange(len(TABLE))) >= len(TABLE))
     tables = [tp.CostModel.from_table(fwd, TABLE).slice_cost(24, 8)["table"] for fwd in (unread, TABLE)]
     assert np.array_equal(*tables) and tables[0].any()
+    for wrong, why in ((TABLE.astype(str), "numbers"), (TABLE + 5j, "real numbers"), (TABLE > 0, "numbers")):
+        with pytest.raises(tp.InvalidTypeError, match=f"fwd is .*: {why} would be right"):
+            tp.CostModel.from_table(np.ma.array(wrong, mask=unread.mask), TABLE)
 
 
 def test_what_generate_refuses():
