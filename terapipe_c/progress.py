@@ -111,7 +111,9 @@ class Beside:
 
     def __init__(self, progress: Progress | None, limit_s: float | None = None) -> None:
         self._progress, self._limit_s = progress, limit_s
-        self._told: queue.SimpleQueue[tuple[Sequence[Any], bool] | None] = queue.SimpleQueue()  # Ctrl-C leaves no lock of it held
+        self._last: tuple[Sequence[Any], bool] = ((), False)   # alone is kept: a terminal may halt for a night
+        self._ended = False
+        self._word: queue.SimpleQueue[None] = queue.SimpleQueue()   # that there is more; Ctrl-C leaves no lock of it held
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Beside:
@@ -123,34 +125,37 @@ class Beside:
             except RuntimeError:        # the system has none left: the training is worth more than this
                 pass
             except BaseException:       # Ctrl-C, and nobody leaves who did not enter: the thread would wait for ever
-                self._told.put(None)
+                self._end()
                 raise
         return self
 
     def __exit__(self, kind: object, error: object, where: object) -> None:
-        self._told.put(None)
+        self._end()
         if kind is None and self._thread is not None:
             self._thread.join(self._limit_s)
 
     def show(self, history: Sequence[Any], over: bool = False) -> None:
         """history: the records so far. over: there will be no more."""
-        if self._thread is not None:
-            self._told.put((history[-1:], over))
-        elif self._progress is not None:
-            self._progress.show(history[-1:], over)
+        self._last = history[-1:], over
+        if self._thread is None:
+            if self._progress is not None:
+                self._progress.show(*self._last)
+        elif self._word.empty():        # else the thread has yet to take the word, and looks behind it
+            self._word.put(None)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._word.put(None)
 
     def _tell(self) -> None:
         assert self._progress is not None
-        last: tuple[Sequence[Any], bool] = ((), False)
         more = True
-        while more and not last[1]:
-            self._progress.show(*last)
-            told = [self._told.get()]
-            while not self._told.empty():
-                told.append(self._told.get())
-            more = None not in told
-            last = ([one for one in told if one is not None] or [last])[-1]
-        self._progress.show(*last)
+        while more:
+            ended, (last, over) = self._ended, self._last       # in this order: what was told before the end is shown
+            self._progress.show(last, over)
+            more = not (ended or over)
+            if more:
+                self._word.get()
 
 
 class Planning:

@@ -12,6 +12,7 @@ import termios
 import textwrap
 import threading
 import time
+import weakref
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -116,6 +117,26 @@ def test_a_rank_of_another_launcher_does_not_wait_for_a_terminal():
         assert not shown._thread.is_alive()
     reader.join(30)
     assert not reader.is_alive() and not os.close(out)
+
+
+def test_records_that_a_halted_terminal_was_not_shown_are_not_kept():
+    """A terminal may halt for a night, and each of its steps was kept until it went on."""
+    halted, goes, shown = threading.Event(), threading.Event(), []
+
+    def show(history, over):
+        shown.append(([record.step for record in history], over))
+        halted.set()
+        goes.wait(60)
+
+    with Beside(SimpleNamespace(silent=False, show=show)) as beside:
+        halted.wait(60)
+        records = [type("Record", (), {"step": step})() for step in range(100)]      # SimpleNamespace has no weak references
+        kept = [weakref.ref(record) for record in records]
+        while records:
+            beside.show([records.pop(0)])
+        assert sum(record() is not None for record in kept) == 1
+        goes.set()
+    assert shown[0] == ([], False) and shown[-1] == ([99], False) and len(shown) <= 3
 
 
 def test_two_threads_that_wait_count_each_step_once(capsys):
