@@ -32,7 +32,7 @@ class Reader:
         self.tokens, self._fd, self._offset = tokens, -1, 0
         if (place := place_of(tokens, SHARED)) is not None:
             self._fd, self._offset = place[0], place[1]["offset"]
-            weakref.finalize(self, os.close, self._fd)
+            self._closed = weakref.finalize(self, os.close, self._fd)
         self.file = _file_of(given if isinstance(given, np.memmap) else tokens)
         if place is not None and (self.file is None or not os.path.samestat(os.fstat(self._fd), self.file[1])):
             self.file = place[1]["path"], os.fstat(self._fd)
@@ -42,15 +42,19 @@ class Reader:
         return Reader, (self.tokens,)
 
     def check(self) -> None:
-        """ValueError if the file was cut off. One that was replaced or removed stays mapped as it was."""
+        """ValueError if the file was cut off. One that was replaced or removed stays mapped as it was. Our descriptor may be
+        closed, and another's by now: who becomes a daemon closes all. Then views of the mapping must do."""
         if self.file is None:
             return
         path, before = self.file
-        try:
+        now = None
+        with suppress(OSError):
             now = os.stat(path) if self._fd < 0 else os.fstat(self._fd)
-        except OSError:
-            return
-        if now.st_size < before.st_size and os.path.samestat(now, before):
+        same = now is not None and os.path.samestat(now, before)
+        if self._fd >= 0 and not same:
+            self._closed.detach()
+            self._fd = -1
+        if now is not None and same and now.st_size < before.st_size:
             raise self._cut_off(now.st_size)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:

@@ -287,6 +287,24 @@ def test_data_that_is_cut_off_while_a_batch_is_read(tmp_path, monkeypatch, given
     assert copies[0].batch(7).shape == (64, 17)      # of an array in memory
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_data_whose_descriptor_somebody_closed_is_what_it_was(tmp_path, again):
+    """A process that becomes a daemon closes all, and other files have their numbers then: tokens of these were trained on."""
+    (tmp_path / "text.txt").write_bytes(bytes(range(100)) * 1000)
+    (tmp_path / "other.txt").write_bytes(bytes(200_000))
+    data, same = (tp.Dataset(tmp_path / "text.txt", 16, 2) for _ in range(2))
+    fd = data._reader._fd
+    with open(tmp_path / "other.txt", "rb") as other:
+        if again:
+            os.dup2(other.fileno(), fd)
+        else:
+            os.close(fd)
+    assert np.array_equal(data.batch(3), same.batch(3)) and data.fingerprint == same.fingerprint
+    del data
+    if again:
+        os.close(fd)                                 # still there: it is not ours
+
+
 @pytest.mark.parametrize("given", [lambda a: a, lambda a: a[:], lambda a: memoryview(a), lambda a: a.view(np.uint8)])
 def test_threads_train_on_what_an_array_was_when_they_were_launched(given):
     """As processes do. They trained on what was written to it meanwhile."""
