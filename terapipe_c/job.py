@@ -59,6 +59,8 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     if resume:
         if first and job["checkpoint_every"] and folder is not None:
             check_place(folder / CHECKPOINTS)
+        if first and folder is not None and folder.is_dir():
+            Folder(folder).close()      # before its checkpoints are read, which a run that is under way removes
         found, before = _resume_from(folder, job, first)
         job.update(found)
     elif init is not None:

@@ -145,7 +145,7 @@ def test_ctrl_c_while_a_bar_is_drawn_leaves_no_lock_held(monkeypatch):
     pytest.importorskip("tqdm")
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
     model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16)
-    plan = tp.plan(model, tp.Cluster(num_devices=2, memory_bytes=1e9, peak_flops=1e9), 2, 16, executable=True)
+    plan = tp.plan(model, tp.Cluster(num_devices=2, memory_bytes=1e9, peak_flops=1e9), 2, 16, executable=True, progress=False)
     data = np.arange(200, dtype=np.int32) % 16
     for pressed_at in (1, 2, 4):
         monkeypatch.setattr(sys, "stderr", Stream(pressed_at, lambda: os.kill(os.getpid(), signal.SIGINT)))
