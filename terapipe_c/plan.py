@@ -443,9 +443,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning by terapipe
             stays around a second (up to two in the largest requests, four where memory binds there); auto asks all planners and
             searches every configuration, which takes seconds to tens: ``time_limit_s`` is for those who cannot wait. The choice is
-            among powers of two that divide seq_len: an odd one of tens of thousands of tokens is planned token by token, which
-            takes four times as long for twice as many (32,771 tokens on two ranks: 17 s, on a Zen 3). A number that divides another
-            never gives terapipe a slower plan than the other.
+            among powers of two that divide seq_len: an odd one is planned token by token, which takes seconds from 8,000 tokens
+            on and minutes from 60,000. A number that divides another never gives terapipe a slower plan than the other.
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.

@@ -38,6 +38,8 @@ WORKS = ("F", "B", "I", "W")
 def operations(traces, given):
     """[{"rank", "at", "op", "ready", "start", "end", "came", "begun", "ended", "told"}] of one step's F, B, I and W, in seconds by
     the host's clock: `came`, `begun` and `ended` as RankEngine.given() has them, `told` when the sender's host had sent word."""
+    from gpu.pipeline import message_read
+
     sent = {row[:4]: (row[5], times[2]) for trace, gave in zip(traces, given, strict=True)
             for row, times in zip(trace, gave, strict=True) if row[0] in ("SF", "SB")}  # fmt: skip
     found = []
@@ -46,8 +48,7 @@ def operations(traces, given):
         for at, (row, (came, begun, ended)) in enumerate(zip(trace, gave, strict=True)):
             op, stage, micro, part, start, end = row
             if op in WORKS:
-                sender = ("SF", stage - 1, micro, part) if op == "F" else ("SB", stage + 1, micro, part)
-                arrived, told = sent.get(sender, (-np.inf, -np.inf)) if op != "W" else (-np.inf, -np.inf)
+                arrived, told = sent.get(message_read(op, stage, micro, part), (-np.inf, -np.inf))
                 ready = max(before, arrived)
                 found.append({"rank": rank, "at": at, "op": f"{op}{stage}.{part}", "ready": ready if ready > 0 else start,
                               "start": start, "end": end, "came": came, "begun": begun, "ended": ended, "told": told})  # fmt: skip

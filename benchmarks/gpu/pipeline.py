@@ -17,7 +17,6 @@ from gpu_check import Question, small, so_far, watched
 
 STAGES, LONG = 4, 32 if small() else 2048
 PATIENCE_S = 100.0 if watched() else 15.0  # with a message: what waits for ever shall say so within its question's time
-LATE_S = 200e-6  # as in late.py
 EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # as in training.py
 APART = "speedup_over_gpipe_w_apart"  # all slices have W apart, GPipe's backward is whole
 # (Tokens of each slice, stages of a rank): their partitions by the simulator.
@@ -257,17 +256,23 @@ def spanned(of_ranks):
     return max(ends) - min(begins), *map(list, others)
 
 
+def message_read(op, stage, micro, part):
+    """The message that an operation waits for, as its sender's trace calls it."""
+    return {"F": ("SF", stage - 1, micro, part), "B": ("SB", stage + 1, micro, part), "I": ("SB", stage + 1, micro, part)}.get(op)
+
+
 def between_of(traces):
     """What lies between the operations of a step: the median time from a message's end until what it kept waiting begins
     (handover_s: of hosts, and the receiver's copy), and between two instructions that follow each other (between_s); {which began
-    later than LATE_S: after so many seconds}; and how long all took (span_s)."""
+    later than late.py's LATE_S: after so many seconds}; and how long all took (span_s)."""
+    from gpu.late import LATE_S
+
     sent = {tuple(row[:4]): row[5] for trace in traces for row in trace if row[0] in ("SF", "SB")}
     found, late = {"handover_s": [], "between_s": []}, {}
     for rank, trace in enumerate(traces):
         free = -np.inf
         for op, stage, micro, part, start, end in (row for row in trace if row[0] not in ("RF", "RB", "OPT")):
-            sender = ("SF", stage - 1, micro, part) if op == "F" else ("SB", stage + 1, micro, part) if op in ("B", "I") else None
-            arrived = sent.get(sender, -np.inf)
+            arrived = sent.get(message_read(op, stage, micro, part), -np.inf)
             if (ready := max(arrived, free)) > -np.inf:
                 found["handover_s" if arrived > free else "between_s"].append(start - ready)
                 if start - ready > LATE_S:
