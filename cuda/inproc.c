@@ -7,19 +7,15 @@
 #include "csrc/base/clock.h"
 #include "csrc/comm/region.h"
 #include "cuda/comm.h"
-#include "cuda/kernels.h"
 
 #define POLL_NS 5000 /* a moment of a stage is hundreds of microseconds */
 #define SPIN_NS 2000 /* between two looks that do not sleep: a look at the device takes the driver's lock from who launches */
 
 /* The message slots that a sender keeps for one receiver. */
 typedef struct {
-    int device; /* the sender's */
     void *slot[TP_INPROC_SLOTS];
     tp_cuda_event filled[TP_INPROC_SLOTS]; /* recorded by the sender, so its device's */
     tp_cuda_event freed[TP_INPROC_SLOTS];  /* recorded by the receiver, which makes them when first used */
-    int64_t *flag;               /* [TP_INPROC_SLOTS] in device memory: 1 + the message that lies in each slot, as FLAGS has it */
-    int raised[TP_INPROC_SLOTS]; /* that its sender has it so */
     int64_t sent;
     _Atomic int64_t taken; /* the receiver has recorded freed[] of so many */
 } outbox;
@@ -45,7 +41,6 @@ close_box(inproc_comm *c, outbox *box)
         if (box->freed[i] != NULL)
             tp_cuda_event_destroy(c->base.device, box->freed[i]);
     }
-    tp_cuda_free(c->base.device, box->flag);
     free(box);
 }
 
@@ -84,15 +79,10 @@ open_box(inproc_comm *c, int peer, outbox **out)
         box = c->to[peer] = calloc(1, sizeof *box);
         if (box == NULL)
             return tp_fail(TP_EMEMORY, "no memory for messages to rank %d", peer);
-        box->device = tp_cuda_device_properties(c->base.device)->index;
         for (int i = 0; i < TP_INPROC_SLOTS; i++) {
             TP_TRY(tp_cuda_alloc(c->base.device, c->base.message_bytes, "a buffer for messages", &box->slot[i]));
             TP_TRY(tp_cuda_event_create(c->base.device, 0, &box->filled[i]));
         }
-        void *flag;
-        TP_TRY(tp_cuda_alloc(c->base.device, sizeof(int64_t[TP_INPROC_SLOTS]), "flags of messages", &flag));
-        box->flag = flag;
-        TP_TRY(tp_cuda_memset(c->base.device, c->base.compute, flag, 0, sizeof(int64_t[TP_INPROC_SLOTS])));
     }
     *out = box;
     return TP_OK;
@@ -146,9 +136,6 @@ inproc_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t byte
     if (box->sent >= TP_INPROC_SLOTS)
         TP_TRY(tp_cuda_event_wait(c->base.device, box->freed[i], c->base.compute));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, box->slot[i], data, bytes, TP_CUDA_ON_DEVICE));
-    box->raised[i] = (c->ways & TP_INPROC_FLAGS) != 0;
-    if (box->raised[i])
-        TP_TRY(tp_cuda_flag_raise(c->base.compute, &box->flag[i], box->sent + 1));
     TP_TRY(tp_cuda_event_record(c->base.device, box->filled[i], c->base.compute));
     tp_cuda_note said = {box, box->sent++, bytes};
     return c->base.control->ops->send(c->base.control, peer, tag, &said, sizeof said);
@@ -205,22 +192,6 @@ await_device(inproc_comm *c, tp_cuda_event filled, int peer, const tp_cuda_recei
     }
 }
 
-/* What the stream is given next comes behind the message. */
-static tp_status
-wait_on_stream(inproc_comm *c, outbox *box, int i, const tp_cuda_receive *r)
-{
-    const int flags = c->ways & TP_INPROC_FLAGS && box->raised[i] && box->device == tp_cuda_device_properties(c->base.device)->index;
-#ifdef TP_CUDA_EMULATED
-    const int event = 1; /* by which alone the emulator knows the order of streams (cuda/emu/order.h) */
-#else
-    const int event = !flags;
-#endif
-    if (event)
-        TP_TRY(tp_cuda_event_wait(c->base.device, box->filled[i], c->base.compute));
-    const int64_t limit_ns = c->base.comm.timeout_ns > 0 ? c->base.comm.timeout_ns : INT64_MAX;
-    return flags ? tp_cuda_flag_await(c->base.compute, &box->flag[i], r->said.number + 1, limit_ns) : TP_OK;
-}
-
 static tp_status
 inproc_recv_wait(tp_comm *comm, int peer)
 {
@@ -234,7 +205,7 @@ inproc_recv_wait(tp_comm *comm, int peer)
     outbox *box = r->said.of;
     int i = (int)(r->said.number % TP_INPROC_SLOTS);
     TP_TRY(await_device(c, box->filled[i], peer, r));
-    TP_TRY(wait_on_stream(c, box, i, r));
+    TP_TRY(tp_cuda_event_wait(c->base.device, box->filled[i], c->base.compute));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, r->data, box->slot[i], r->bytes, TP_CUDA_ON_DEVICE));
     if (box->freed[i] == NULL)
         TP_TRY(tp_cuda_event_create(c->base.device, 0, &box->freed[i]));
@@ -309,7 +280,7 @@ tp_inproc_ways(tp_comm *comm, unsigned ways)
 {
     if (comm->ops != &inproc_ops)
         return tp_fail(TP_EVALUE, "a communicator by %s waits in one way: one of stages of a process would be right", comm->ops->name);
-    const unsigned all = TP_INPROC_SPINS | TP_INPROC_QUEUES | TP_INPROC_SETTLES | TP_INPROC_FLAGS;
+    const unsigned all = TP_INPROC_SPINS | TP_INPROC_QUEUES | TP_INPROC_SETTLES;
     if (ways > all)
         return tp_fail(TP_EVALUE, "ways is %u: 0 to %u would be right", ways, all);
     ((inproc_comm *)comm)->ways = ways;

@@ -26,9 +26,8 @@ tp_comm_open_inproc(tp_comm *control, tp_region *region, size_t message_bytes, t
 /* For measurements (benchmarks/gpu/late.py): otherwise than by default, from the next message on.
  * SPINS: the host never sleeps while it waits for another rank's, since a processor that has gone to sleep may wake up late.
  * QUEUES: a receiver's host gives the device all that it can, and its stream waits for the message.
- * SETTLES: it gives nothing before all that it has been given is done.
- * FLAGS: with QUEUES, where both are on one GPU, the stream waits in a kernel for a word of the sender's, and for no event. */
-typedef enum { TP_INPROC_SPINS = 1, TP_INPROC_QUEUES = 2, TP_INPROC_SETTLES = 4, TP_INPROC_FLAGS = 8 } tp_inproc_way;
+ * SETTLES: it gives nothing before all that it has been given is done. */
+typedef enum { TP_INPROC_SPINS = 1, TP_INPROC_QUEUES = 2, TP_INPROC_SETTLES = 4 } tp_inproc_way;
 
 /* EVALUE: no communicator by tp_comm_open_inproc, or ways that there are not. */
 TP_MUST_USE tp_status

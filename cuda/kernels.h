@@ -143,18 +143,6 @@ TP_MUST_USE tp_status
 tp_cuda_clip(tp_stream stream, int64_t n, int64_t micro, const double *sums, double *squares, double grad_clip,
              const tp_adamw_args *args, tp_cuda_clipped *out);
 
-/* ---- one stream behind another: flag.cu ------------------------------------------------------------------------------ */
-
-/* *word = value, behind all that the stream has been given. */
-TP_MUST_USE tp_status
-tp_cuda_flag_raise(tp_stream stream, int64_t *word, int64_t value);
-/* What the stream is given next begins when *word is at least `value`, and reads what lay before its raise; on one GPU. The kernel
- * holds a warp until then, so the raise must have been given to the device before this is: of two streams that share a hardware
- * queue, the one behind would hold up the one that is to free it. A raise that does not come within limit_ns is an error of the
- * device, after which it is lost. */
-TP_MUST_USE tp_status
-tp_cuda_flag_await(tp_stream stream, int64_t *word, int64_t value, int64_t limit_ns);
-
 /* ---- attention: attention.cu ---------------------------------------------------------------------------------------- */
 
 /* Which of two computes bf16 (fp32 has one kernel, whatever is asked). Both keep the contract; their bits differ. WGMMA needs

@@ -155,8 +155,7 @@ static PyMethodDef functions[] = {
      "inproc($module, link, message_bytes, /)\n--\n\n-> a communicator between stages of this process, in a capsule."},
     {"inproc_ways", inproc_ways, METH_VARARGS,
      "inproc_ways($module, link, ways, /)\n--\n\nHow a communicator by inproc() waits, for measurements: 1, the host never sleeps; "
-     "2, it gives the device all it can, whose stream waits for the message; 4, nothing before all that it has been given is done; "
-     "8, with 2, the stream waits for a word of the sender's."},
+     "2, it gives the device all it can, whose stream waits for the message; 4, nothing before all that it has been given is done."},
     {"partitions", partitions, METH_VARARGS,
      "partitions($module, index, parts, /)\n--\n\n-> [(capsule, multiprocessors)] of equal parts of a GPU."},
     {NULL, NULL, 0, NULL},

@@ -59,8 +59,7 @@ def inproc(control: _core.Comm, largest: int) -> _core.Comm:
 
 def inproc_ways(comm: _core.Comm, ways: int) -> None:
     """How a communicator of :func:`inproc` waits from now on, for measurements: of 1 (the host never sleeps), 2 (it gives the
-    device all it can, whose stream waits for the message), 4 (nothing before all that it has been given is done) and 8 (with 2, the
-    stream waits for a word of the sender's, and for no event) the sum."""
+    device all it can, whose stream waits for the message) and 4 (nothing before all that it has been given is done) the sum."""
     cuda.load().inproc_ways(_core.comm_link(comm), ways)
 
 

@@ -21,7 +21,7 @@ LATE_S = 200e-6
 WARM, ROUNDS, STEPS = 3, *((1, 2) if small() else (2, 4))  # graphs come third; rounds over all ways; a step more to settle in each
 CHUNKS, TOKENS = 3, 512  # the fastest program of 2026-11-26 on an H200, and the partition that the simulator liked there
 LAYERS = 1.5, 1.5, 2.0, 2.0, 1.5, 2.5, 2.5, 2.5, 2.5, 2.5, 2.5, 0.5
-WAYS = {"as is": 0, "hosts spin": 1, "and settle": 5, "queued": 2, "flags": 10, "flags, hosts spin": 11}  # cuda/inproc.h
+WAYS = {"as is": 0, "hosts spin": 1, "and settle": 5, "queued": 2}  # cuda/inproc.h
 # How a process with four ranks is started, and which ways are tried there. The package asks for 32 queues itself.
 RUNS = {
     "32 queues": ({}, tuple(WAYS)),
