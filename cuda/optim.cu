@@ -6,6 +6,7 @@
 #include "cuda/rows.h"
 
 #define SUMSQ_LEAF 16384 /* elements of one block: part of the tree, so of the bits */
+#define SUMSQ_AHEAD 8    /* chunks read at once: of a part of a GPU few blocks run, and only what is on its way hides how long it takes */
 #define ADAMW_PART 4096  /* elements of one block: a few turns share what it begins with, and the last blocks end soon */
 #define ADAMW_PARTS (SUMSQ_LEAF / ADAMW_PART)
 
@@ -116,7 +117,7 @@ adamw_numbers_of(const tp_adamw_args with, int decays)
 #include "cuda/rows.inc"
 #include "cuda/optim.inc"
 
-/* One leaf: four chains a thread, in double, where the square of a float is exact; four chunks are read at once. */
+/* One leaf: four chains a thread, in double, where the square of a float is exact. */
 TP_KERNEL_BOUNDS(sumsq_leaf, sumsq_args, ROWS_BLOCK, 4)
 {
     TP_SHARED(double, sums, ROWS_BLOCK);
@@ -125,15 +126,15 @@ TP_KERNEL_BOUNDS(sumsq_leaf, sumsq_args, ROWS_BLOCK, 4)
     const int n = left < SUMSQ_LEAF ? (int)left : SUMSQ_LEAF, whole = TP_LD(&of->vector) && n == SUMSQ_LEAF;
     const float *grad = TP_LD(&of->grad) + first;
     double chain[4] = {0.0, 0.0, 0.0, 0.0}, sum;
-    for (int c = 0; c < SUMSQ_LEAF; c += 16 * ROWS_BLOCK) {
-        float x[4][4];
+    for (int c = 0; c < SUMSQ_LEAF; c += 4 * SUMSQ_AHEAD * ROWS_BLOCK) {
+        float x[SUMSQ_AHEAD][4];
         TP_UNROLL
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < SUMSQ_AHEAD; j++) {
             const int i = c + 4 * (j * ROWS_BLOCK + TP_THREAD);
             floats_read_f32(grad + i, whole ? 4 : n - i, whole, x[j]);
         }
         TP_UNROLL
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < SUMSQ_AHEAD; j++)
             TP_UNROLL
             for (int k = 0; k < 4; k++)
                 chain[k] = fma((double)x[j][k], (double)x[j][k], chain[k]);

@@ -188,10 +188,12 @@ stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, half, slot, 0);
     int begins = stage->train && slice == 0 && half != TP_SECOND_HALF; /* an evaluation leaves what steps read: graphs do not tell */
+    const tp_slicing *slicing = stage->base.config.slicing;
+    int clears = stage->train && micro == slicing->micros - 1 && slice == slicing->micro[micro].slices - 1 && half != TP_FIRST_HALF;
     tp_stage_select(&stage->base, stage->train ? micro : -1, begins);
     for (int block = 0; block < stage->base.blocks; block++)
         TP_TRY(tp_cuda_block_forward(stage, block, &at));
-    return TP_OK;
+    return clears ? tp_cuda_stage_clear(stage) : TP_OK;
 }
 
 static tp_status

@@ -171,6 +171,11 @@ tp_cuda_stage_product(tp_stage *stage, const tp_gemm_op *op);
 /* Writes `tensors` and `owner`, once its memory is laid out. */
 TP_MUST_USE tp_status
 tp_cuda_stage_list(tp_stage *stage);
+/* Clear the gradients that `finish` scatters into: with the last forward, when a pipeline's first rank is about to wait, and not with
+ * `finish`, when the others wait for it (0.24 ms for a vocabulary of 412 MB on a quarter of an H200). */
+TP_MUST_USE tp_status
+tp_cuda_stage_clear(tp_stage *stage);
+
 TP_MUST_USE tp_status
 tp_cuda_stage_finish(tp_stage *stage);
 TP_MUST_USE tp_status

@@ -80,21 +80,38 @@ clear_gradient(tp_stage *stage, const tp_stage_param *param)
                           (size_t)param->floats * sizeof(float));
 }
 
+/* What scatter adds to. A tied vocabulary has the head's part. */
+static tp_status
+clear_scattered(tp_stage *stage)
+{
+    const tp_stage_param *wte = tp_stage_scatters(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
+    if (wte != NULL && wte->grad != NULL && !stage->base.config.model.tie_weights)
+        TP_TRY(clear_gradient(stage, wte));
+    return tp_stage_embeds(&stage->base) ? clear_gradient(stage, &stage->base.param[stage->base.block[0].out]) : TP_OK;
+}
+
 static tp_status
 scatter_all(tp_stage *stage, int i)
 {
     const tp_stage_param *wte = tp_stage_scatters(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
-    if (wte != NULL && wte->grad != NULL) {
-        if (!stage->base.config.model.tie_weights)
-            TP_TRY(clear_gradient(stage, wte));
+    if (wte != NULL && wte->grad != NULL)
         TP_TRY(scatter(stage, wte, &stage->on_device.by_token, stage->token_groups, i));
-    }
-    if (tp_stage_embeds(&stage->base)) {
-        const tp_stage_param *positions = &stage->base.param[stage->base.block[0].out];
-        TP_TRY(clear_gradient(stage, positions));
-        TP_TRY(scatter(stage, positions, &stage->on_device.by_position, stage->position_groups, i));
-    }
+    if (tp_stage_embeds(&stage->base))
+        TP_TRY(scatter(stage, &stage->base.param[stage->base.block[0].out], &stage->on_device.by_position, stage->position_groups, i));
     return TP_OK;
+}
+
+/* By micro-batches: gradients are cleared, measured and used for each, behind its backward. */
+static int
+by_micros(const tp_stage *stage)
+{
+    return stage->base.config.versions > 0;
+}
+
+tp_status
+tp_cuda_stage_clear(tp_stage *stage)
+{
+    return by_micros(stage) || stage->preparing ? TP_OK : clear_scattered(stage);
 }
 
 tp_status
@@ -134,13 +151,6 @@ measure(tp_stage *stage)
 {
     const tp_cuda_tensors list = list_of(stage, 0); /* all versions have one gradient */
     return tp_cuda_sumsq(stage->rank->stream, &list, stage->sums, stage->partial);
-}
-
-/* By micro-batches: measured, each behind its backward. */
-static int
-by_micros(const tp_stage *stage)
-{
-    return stage->base.config.versions > 0;
 }
 
 tp_status
@@ -194,6 +204,7 @@ tp_status
 tp_cuda_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip)
 {
     const tp_adamw_args args = args_of(adamw, 1);
+    TP_TRY(clear_scattered(stage));
     TP_TRY(scatter_all(stage, micro));
     TP_TRY(measure(stage));
     TP_TRY(tp_cuda_clip(stage->rank->stream, stage->base.params, micro, stage->sums, stage->squares, grad_clip, &args,
