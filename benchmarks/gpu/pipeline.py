@@ -6,7 +6,6 @@ with what every operation of the same step took.
 Parts share the memory's bandwidth and the card's power: a stage that works alone, as all of GPipe's do here, has more of both.
 """
 
-import itertools
 import os
 import statistics
 import threading
@@ -19,8 +18,10 @@ STAGES, LONG = 4, 32 if small() else 2048
 PATIENCE_S = 100.0 if watched() else 15.0  # with a message: what waits for ever shall say so within its question's time
 EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # as in training.py
 APART = "speedup_over_gpipe_w_apart"  # all slices have W apart, GPipe's backward is whole
-# (Tokens of each slice, stages of a rank): their partitions by the simulator.
-LIKED = ((256,) * 8, 1), ((256,) * 8, 2), ((512,) * 4, 2), ((512,) * 4, 3), ((256, 256, 512, 512, 512), 3), ((512,) * 4, 4)
+# Halves of layers on each stage by what `placed` found once (2026-11-27): a run of these tells it what halves take.
+KNOWN = 1, 2, 4, 5, 5, 5, 6, 6, 6, 5, 3, 0
+PLACED = 12, 13, 14  # stages
+AS_GRAPHS = 13  # stages: this program as graphs too, of which some begin late (late.py)
 
 
 def pipeline_right():
@@ -59,104 +60,49 @@ def chunked(chunks, slices):
     return tp.Program.parse("\n".join(lines))
 
 
-def layers_of(model, partition):
-    """Of each stage, the halves that are blocks counted."""
-    return [(min(end, model.num_blocks - 1) - max(first, 1)) / 2 for first, end in partition]
-
-
-def costs_of(model, partition, traces):
-    """What a layer's and the head's operations on each slice took, F and I for each slice and W of all, and what lies between two
-    operations of a rank: of a run with a stage a rank, in seconds."""
-    layers, found = layers_of(model, partition), {}
-    for op in "FIW":
-        rows = [sorted((row[3], row[5] - row[4]) for row in trace if row[0] == op) for trace in traces]
-        each = np.array([[seconds for _, seconds in row] for row in rows])
-        layer = each[:-1].sum(axis=0) / sum(layers[:-1])
-        found[op] = layer, np.maximum(each[-1] - layers[-1] * layer, 0.0)
-    ends = sorted((row[4], row[5]) for row in traces[0] if row[0] == "F")
-    found["between"] = statistics.median(after[0] - before[1] for before, after in itertools.pairwise(ends))
-    return found
-
-
-def costs_in(lengths, costs):
-    """costs_of runs with even slices, {tokens of each: costs}, for slices of these lengths: by what is before them."""
-    before = np.cumsum([0, *lengths[:-1]])
-
-    def of(op, part):
-        tables = {tokens: table[op][part] for tokens, table in costs.items()}
-        if op == "W":  # of all slices, with the last that is done
-            return np.array([tables[lengths[0]].max(), *[0.0] * (len(lengths) - 1)])
-        return np.array([np.interp(c, tokens * np.arange(len(tables[tokens])), tables[tokens])
-                         for c, tokens in zip(before, lengths, strict=True)])
-
-    return {op: (of(op, 0), of(op, 1)) for op in "FIW"} | {"between": costs[lengths[0]]["between"]}
-
-
-def liked(model, program, costs):
-    """The partition in halves of layers that the simulator likes best, found by moving halves from stage to stage."""
-    stages = program.num_stages
-
-    def step_s(layers):
-        each = np.array(layers)[:, None]
-        tables = {op: each * costs[op][0] + (costs["between"] if op in "FI" else 0.0) for op in "FIW"}
-        for op, table in tables.items():
-            table[-1] += costs[op][1]
-        return program.makespan(tables)
-
-    layers = [0.5 * (2 * model.n_layer // stages + (k < 2 * model.n_layer % stages)) for k in range(stages)]
-    best, better = step_s(layers), True
-    while better:
-        better = False
-        for a, b in itertools.permutations(range(stages), 2):
-            moved = [n - 0.5 * (k == a) + 0.5 * (k == b) for k, n in enumerate(layers)]
-            if moved[a] > 0 and (seconds := step_s(moved)) < best * (1 - 1e-6):
-                best, layers, better = seconds, moved, True
-    edges = [0, *(1 + np.cumsum(2 * np.array(layers[:-1])).astype(int)), model.num_blocks]
-    return [(int(a), int(b)) for a, b in itertools.pairwise(edges)]
-
-
 def pipeline():
     """Four stages on four equal parts of the GPU, one sequence of 2048: token slices against GPipe, the simulator beside.
 
-    GPipe has one stage a rank of as many layers each, as have the first slices; from their operations follow the costs by which the
-    simulator finds the partitions of the others, with one stage a rank or several."""
+    Equal stages first; then partitions by what halves of layers took in a run of an earlier one, found by the simulator."""
+    from gpu.placing import Costs, edges_of, in_gaps, placed
     from gpu.training import some_params
 
     import terapipe_c as tp
     from terapipe_c.partition import even_partition
 
-    layers, heads, width, vocabulary = (8, 1, 8, 64) if small() else (24, 16, 2048, 50257)
+    layers, heads, width, vocabulary = (24, 1, 8, 64) if small() else (24, 16, 2048, 50257)
     model = tp.GPTConfig(layers, heads, width, vocabulary, LONG, tie_weights=False)
     params, even = some_params(model), even_partition(model, STAGES)
-    found, costs, failures = {"model": repr(model), "stages": STAGES}, {}, []
+    found, failures = {"model": repr(model), "stages": STAGES}, []
 
-    def measure(name, lengths, program, partition):
+    def measure(name, lengths, program, partition, eager=False):
         try:
-            one, traces = measured(model, params, lengths, program, partition)
+            found[name], traces = measured(model, params, lengths, program, partition, eager)
         except Exception as error:  # the others may have better luck; kept as text, for an exception keeps its engines' memory
-            found[name] = {"why": f"{type(error).__name__}: {error}"}
+            found[name], traces = {"why": f"{type(error).__name__}: {error}"}, None
             failures.append(f"{name}: {found[name]['why']}")
-        else:
-            found[name] = one
-            if name == f"slices of {lengths[0]}":
-                costs[lengths[0]] = costs_of(model, partition, traces)
         so_far(found | summed_up(found))
+        return traces
 
     measure("gpipe", [2048], tp.schedules.gpipe(STAGES, 1), even)
     measure("gpipe, W apart", [2048], chunked(1, 1), even)
     for tokens in (256, 512):
         measure(f"slices of {tokens}", [tokens] * (2048 // tokens), chunked(1, 2048 // tokens), even)
-    for lengths, chunks in LIKED:
-        if costs.keys() >= {*lengths}:
-            program, several = chunked(chunks, len(lengths)), "s" if chunks > 1 else ""
-            name = f"slices of {' '.join(map(str, dict.fromkeys(lengths)))}, {chunks} stage{several} a rank"
-            measure(name, lengths, program, liked(model, program, costs_in(lengths, costs)))
+    slices = [512] * 4
+    known = measure("slices of 512, W in gaps", slices, in_gaps(STAGES, len(KNOWN), 4), edges_of(model, KNOWN), eager=True)
+    costs = Costs(model, KNOWN, known, between_of(known)) if known else None
+    for stages in PLACED if costs else ():
+        program = in_gaps(STAGES, stages, 4)
+        halves, _ = placed(model, program.lower(), costs)
+        for eager in (True, False) if stages == AS_GRAPHS else (True,):
+            name = f"slices of 512, {stages} stages" + ("" if eager else ", as graphs")
+            measure(name, slices, program, edges_of(model, halves), eager)
     if failures:
         raise RuntimeError(failures[0])
     return found | summed_up(found)
 
 
-def measured(model, params, lengths, program, partition):
+def measured(model, params, lengths, program, partition, eager=False):
     """({seconds of a step, of the simulator's, ...}, the traces of a step of about that time) of one sequence in these slices.
 
     A step takes a few percent more or less than the next: each is laid beside what the simulator makes of its own operations, of
@@ -171,14 +117,22 @@ def measured(model, params, lengths, program, partition):
         return RankEngine(model, partition, slicing, program, rank, comm, backend=Backend("cuda", "bf16"), candidates=TIMED,
                           **device)
 
-    steps, _, caveats = run_ranks(model, program, make, params, tokens)
+    steps, _, caveats = run_ranks(model, program, make, params, tokens, eager)
     took, again = [seconds for seconds, _ in steps], [simulated(program, traces) for _, traces in steps]
     usual, between = statistics.median_low(took), [between_of(traces) for _, traces in steps]
     return {"step_s": statistics.median(took), "simulated_s": statistics.median(again), "steps_s": took, "each_simulated_s": again,
             "simulated_over_measured": statistics.median(b / a for a, b in zip(took, again, strict=True)), "caveats": caveats,
             "operations_s": statistics.median(simulated(program, traces, {}) for _, traces in steps),
             "outside_s": [seconds - one.pop("span_s") for seconds, one in zip(took, between, strict=True)], "between": between,
-            "layers": layers_of(model, partition)}, steps[took.index(usual)][1]  # fmt: skip
+            "eager": eager, "halves": [min(end, model.num_blocks - 1) - max(first, 1) for first, end in partition],
+            "trace": rows_of(steps[took.index(usual)][1])}, steps[took.index(usual)][1]  # fmt: skip
+
+
+def rows_of(traces):
+    """A step: of each rank what it did, from and until which microsecond."""
+    zero = min(row[4] for trace in traces for row in trace)
+    return [[f"{op}{stage}.{part} {1e6 * (start - zero):.0f} {1e6 * (end - zero):.0f}" for op, stage, _, part, start, end in trace]
+            for trace in traces]  # fmt: skip
 
 
 def summed_up(found):
@@ -192,9 +146,11 @@ def summed_up(found):
     if "gpipe, W apart" in steps:
         sums[APART] = steps["gpipe, W apart"] / slices[best]
     apart = f", {sums[APART]:.2f} where its W is apart too" if APART in sums else ""
-    off = max(abs(found[name]["simulated_over_measured"] - 1) for name in steps)
+    off = {eager: max(abs(found[name]["simulated_over_measured"] - 1) for name in steps if found[name]["eager"] == eager)
+           for eager in {found[name]["eager"] for name in steps}}  # fmt: skip
+    told = ", ".join(f"{100 * one:.1f} % {'without graphs' if eager else 'as graphs'}" for eager, one in sorted(off.items()))
     return sums | {"headline": f"{best}: {sums['speedup']:.2f} times GPipe (goal 2.5){apart}; simulator off by at most "
-                               f"{100 * off:.1f} % (goal 5)"}
+                               f"{told} (goal 5)"}
 
 
 def opened(model, ranks):
@@ -224,13 +180,13 @@ def in_step(region, start, work):
     return in_threads(region, one)
 
 
-def run_ranks(model, program, make, params, tokens):
+def run_ranks(model, program, make, params, tokens, eager=False):
     """([(seconds, [trace of each rank])] of the steps after those that warm up, without update, [loss] of each rank, what the ranks
     say of themselves), ranks being threads with a part of the GPU."""
     region, parts, comms = opened(model, program.num_ranks)
     warm, count = (0, 3) if small() else (3, 6)
     start = threading.Barrier(program.num_ranks, timeout=60)
-    eager = os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"
+    eager = eager or os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"
 
     def work(rank):
         engine = make(rank, comms[rank], part=parts[rank], eager=eager)
