@@ -18,7 +18,7 @@ STAGES, LONG = 4, 32 if small() else 2048
 PATIENCE_S = 100.0 if watched() else 15.0  # with a message: what waits for ever shall say so within its question's time
 EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # as in training.py
 APART = "speedup_over_gpipe_w_apart"  # all slices have W apart, GPipe's backward is whole
-# Halves of layers on each stage by what `placed` found once (2026-11-27): a run of these tells it what halves take.
+# Halves of layers on each stage that a search found once (2026-11-27): a run of these tells what halves take.
 KNOWN = 1, 2, 4, 5, 5, 5, 6, 6, 6, 5, 3, 0
 PLACED = 12, 13, 14  # stages
 AS_GRAPHS = 13  # stages: this program as graphs too, of which some begin late (late.py)
@@ -93,10 +93,11 @@ def pipeline():
     costs = Costs(model, KNOWN, known, between_of(known)) if known else None
     for stages in PLACED if costs else ():
         program = in_gaps(STAGES, stages, 4)
-        halves, _ = placed(model, program.lower(), costs)
+        halves, predicted_s = placed(model, program.lower(), costs)
         for eager in (True, False) if stages == AS_GRAPHS else (True,):
             name = f"slices of 512, {stages} stages" + ("" if eager else ", as graphs")
             measure(name, slices, program, edges_of(model, halves), eager)
+            found[name]["predicted_s"] = predicted_s
     if failures:
         raise RuntimeError(failures[0])
     return found | summed_up(found)

@@ -1,9 +1,9 @@
 """Which halves of layers to lay on which stage, found by the simulator from what halves of layers took.
 
 One sequence in slices; stages lie on the ranks in turn. A half is an attention or an FFN; the embedding is with the first stage's
-halves and the head with the last one's, which may have no half. Few halves on the first stages fill the pipeline sooner, a head by
-itself keeps its rank free for what others wait for, and weight gradients stand in gaps: 38.1 ms for 39.6 that moving single halves
-finds from equal stages (12 stages of 24 layers, by the simulator, from an H200's operations).
+halves and the head with the last one's, which may have none. Few halves on the first stages fill the pipeline sooner, a head by
+itself keeps its rank free for what others wait for, and weight gradients stand in gaps (what that brings:
+benchmarks/pipeline_placed.py).
 """
 
 import itertools
