@@ -10,7 +10,9 @@
  * another's event, operations that are graphs began or stopped up to 1.6 ms late a few times a step, some of them long after
  * their message: a step of four stages took 55.7 ms and not 52.2, or 44.4 and not 41.9 (H200, 2026-11-26, medians of one run
  * each; benchmarks/results/h200-2026-11-26-late.json, -parts.json). Operations enqueued call by call were never late. With 8
- * hardware queues for the 32 that the package asks for (CUDA_DEVICE_MAX_CONNECTIONS) it was the other way round: 65.2 ms and 81.6. */
+ * hardware queues for the 32 that the package asks for (CUDA_DEVICE_MAX_CONNECTIONS) it was the other way round: 65.2 ms and 81.6.
+ * A stream that waits in a kernel for a word of the sender's, and for no event, was no better: 43.8 ms, by events 41.9 to 42.8, as it
+ * is 39.9 and 40.0 (2026-11-27, -tried.json). */
 #ifndef TP_CUDA_INPROC_H
 #define TP_CUDA_INPROC_H
 
