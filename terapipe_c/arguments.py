@@ -122,7 +122,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--ranks", type=int, help="of a named schedule (default 4)")
     p.add_argument("--micro-batches", type=int, help="of a named schedule (default 8)")
     p.add_argument("--slices", type=int, help="token slices of a micro-batch of a named schedule (default 1)")
-    p.add_argument("--chunks", type=int, help="stages a rank of interleaved and hanayo (default 2)")
+    p.add_argument("--chunks", type=int, help="stages a rank of interleaved, looped-bfs and hanayo (default 2)")
     p.add_argument("--split", type=int, help="micro-batches that sliced-1f1b halves (default 1)")
     p.add_argument("--fwd", type=float, help="seconds of one F of a program or schedule (default 1)")
     p.add_argument("--bwd", type=float, help="seconds of one B of a program or schedule (default 2)")
@@ -197,7 +197,7 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group.add_argument("--stages", type=int, help="ranks of a pipeline (default: as many as are fastest)")
     group.add_argument("--planner", default="auto", help="auto (default), terapipe, uniform, autopipe, dawnpiper, bmpipe, ...")
     group.add_argument("--schedule", default="auto",
-                       help="auto (default), gpipe, 1f1b, seq1f1b, interleaved, zb-h1, zb-v, ... (hanayo: in an order of ours)")
+                       help="auto (default), gpipe, 1f1b, seq1f1b, interleaved, looped-bfs, ... (hanayo: in an order of ours)")
     group.add_argument("--chunks", type=int, help="stages of a rank")
     group.add_argument("--data-parallel", type=int, help="replicas of the pipeline (`train --fast` runs them)")
     group.add_argument(

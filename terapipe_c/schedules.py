@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from ._core import OPS, InvalidTypeError, InvalidValueError, Program
 from .config import brief
 
-__all__ = ["OPS", "Program", "bpipe", "chimera", "dualpipe_v", "gpipe", "hanayo", "interleaved", "one_f_one_b", "pipedream",
-           "seq1f1b", "sliced_1f1b", "zb_h1", "zb_h2", "zb_v"]  # fmt: skip
+__all__ = ["OPS", "Program", "bpipe", "chimera", "dualpipe_v", "gpipe", "hanayo", "interleaved", "looped_bfs", "one_f_one_b",
+           "pipedream", "seq1f1b", "sliced_1f1b", "zb_h1", "zb_h2", "zb_v"]  # fmt: skip
 
-_GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED, _ZB_H1, _ZB_H2 = range(6)  # tp_schedule of csrc/sched/sched.h
+_GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED, _LOOPED_BFS, _ZB_H1, _ZB_H2 = range(7)  # tp_schedule of csrc/sched/sched.h
 
 
 def __dir__() -> list[str]:
@@ -78,6 +78,19 @@ def interleaved(ranks: int, micro_batches: int, chunks: int, slices: int | Seque
     One slice, times of a chunk: makespan (m chunks + ranks - 1)(f + b).
     """
     return _build(_INTERLEAVED, ranks, micro_batches, chunks, slices)
+
+
+def looped_bfs(ranks: int, micro_batches: int, chunks: int, slices: int | Sequence[int] = 1) -> Program:
+    """Breadth-first pipeline (Lamy-Poirier 2023; LoopedBFS in torch.distributed.pipelining): rank r holds stages r, r + ranks, ...;
+    all forwards of a stage, then all of the rank's next one, then all backwards in the same way from the last stage back. Of one
+    chunk it is :func:`gpipe`. Micro-batches go backward in ascending order, as in all schedules here (torch's in descending order).
+
+    Uniform slices, n of them in all, times of a chunk: makespan ((chunks - 1) max(n, ranks) + n + ranks - 1)(f + b): one long
+    sequence fills and drains in a chunk's time, which ``interleaved`` does only for a multiple of ranks micro-batches; every
+    activation is held. ``split``, which plans do, fills waits with weight gradients: f = i = w, one sequence, n >= ranks:
+    (3 n chunks + 2 (ranks - 1)) f.
+    """
+    return _build(_LOOPED_BFS, ranks, micro_batches, chunks, slices)
 
 
 def sliced_1f1b(ranks: int, micro_batches: int, split: int) -> Program:

@@ -84,17 +84,18 @@ def named(args: argparse.Namespace) -> Any:
         raise ValueError(f"--schedule is {args.schedule!r}: one of {', '.join(sorted(functions))} would be right")
     build, sizes = getattr(schedules, name), {k: _or(getattr(args, k), usual) for k, usual in SIZES.items()}
     two, slices, chunks = (sizes["ranks"], sizes["micro_batches"]), sizes["slices"], sizes["chunks"]
-    if name not in ("interleaved", "hanayo"):
-        refuse(args, ["chunks"], f"that is for interleaved and hanayo, and --schedule is {args.schedule}")
+    chunked = name in ("interleaved", "looped_bfs", "hanayo")
+    if not chunked:
+        refuse(args, ["chunks"], f"that is for interleaved, looped-bfs and hanayo, and --schedule is {args.schedule}")
     if name == "sliced_1f1b":
         if slices != 1:
             raise ValueError(f"--slices is {slices}: 1 would be right, as sliced-1f1b has halves along the batch")
         return build(*two, sizes["split"])
     refuse(args, ["split"], f"that is for sliced-1f1b, and --schedule is {args.schedule}")
-    if name in ("interleaved", "hanayo"):
+    if chunked:
         if name == "hanayo" and chunks % 2:
             raise ValueError(f"--chunks is {chunks}: two a wave, 2, 4, ..., would be right for hanayo")
-        return build(*two, chunks if name == "interleaved" else chunks // 2, slices=slices)
+        return build(*two, chunks // 2 if name == "hanayo" else chunks, slices=slices)
     return build(*two, slices=slices)
 
 

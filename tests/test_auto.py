@@ -12,7 +12,7 @@ import terapipe_c as tp
 from terapipe_c.planning import joint
 from terapipe_c.planning import request as requests
 from terapipe_c.planning.bounds import bound_s, least_work_s, whole_bound_s
-from terapipe_c.planning.judge import ZIGZAG, Judge, possible
+from terapipe_c.planning.judge import Judge, possible
 from terapipe_c.planning.request import BY_NAME, CHUNKED, JOINT, PLANNERS, SEVERAL, check_request, has_chunks
 from terapipe_c.planning.singles import Hurried, by_name, plan_singles, why_left_out
 from terapipe_c.planning.starts import balanced
@@ -176,7 +176,7 @@ def test_a_peer_s_memory_is_used_where_1f1b_does_not_fit():
 
 def test_a_schedule_of_several_chunks_is_given_as_many_as_are_best():
     """interleaved, chunks left open: auto weighs them all; given, it keeps them."""
-    for seed, name in ((0, "interleaved"), (1, "hanayo"), (2, "interleaved")):
+    for seed, name in ((0, "interleaved"), (1, "hanayo"), (2, "interleaved"), (1, "looped-bfs")):
         model, cluster, costs = instance(np.random.default_rng(seed), seed % 3)
         request = dict(batch=4, seq_len=model.block_size, costs=costs, stages=2, schedule=name)
         auto, seconds = tp.plan(model, cluster, **request), {}
@@ -211,6 +211,7 @@ def test_interleaved_of_one_chunk_is_weighed_too():
     ({"slicing": 2}, "sliced-1f1b", "whole sequences alone, where the slicing that is given cuts them"),
     ({"chunks": 2}, "1f1b", "one stage a rank, where a rank has 2 here"),
     ({"chunks": 2}, "chimera", "one stage a rank, where a rank has 2 here"),
+    ({"chunks": 1}, "looped-bfs", "with one stage a rank it is gpipe"),
     ({"chunks": 1}, "zb-v", "several stages a rank, where a rank has 1 here"),
     ({"stages": None, "partition": [(0, 4), (4, 10)]}, "hanayo",
      "several stages a rank, where the partition that is given has one for each rank"),
@@ -287,7 +288,7 @@ def test_the_bounds_of_several_chunks_hold(kind):
         model, cluster, costs = instance(rng, kind)
         costs = tp.CostModel.from_dict({**costs.to_dict(), "overhead_s": float(rng.choice([0.0, 1e-4]))})
         ranks, chunks, batch = int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(1, 7))
-        names = [n for n in ("interleaved", *ZIGZAG) if has_chunks(n, chunks) and not possible(n, ranks, batch)]
+        names = [n for n in SEVERAL if has_chunks(n, chunks) and not possible(n, ranks, batch)]
         if ranks * chunks > model.num_blocks or not names:
             continue
         request = dataclasses.replace(request_of(model, cluster, batch, costs, granularity=8), chunks=chunks)
@@ -446,7 +447,7 @@ def test_it_weighs_chunks_and_micro_batches(brief):
     costs = tp.CostModel.from_table(table, 2 * table, granularity=8)
     request = dict(batch=4, seq_len=8, costs=costs, stages=4, granularity=8, schedule="auto")
     plan = tp.plan(model, CLUSTER, **request)
-    assert plan.schedule in ("interleaved", "zb-v", "dualpipe-v", "hanayo") and plan.chunks > 1
+    assert plan.schedule in SEVERAL and plan.chunks > 1
     assert plan.step_time_s < tp.plan(model, CLUSTER, **{**request, "schedule": "1f1b"}).step_time_s
     request["chunks"] = 2
     two = tp.plan(model, CLUSTER, **request)

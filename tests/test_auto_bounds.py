@@ -18,8 +18,8 @@ from terapipe_c.planning.bounds import (
     order_bound_s,
     stages_bound_s,
 )
-from terapipe_c.planning.judge import CHIMERA, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
-from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, check_request, has_chunks
+from terapipe_c.planning.judge import CHIMERA, ORDERS, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
+from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, ROUND, check_request, has_chunks
 
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s"))
 
@@ -123,7 +123,7 @@ def test_no_partition_of_whole_sequences_is_faster_than_its_order_s_bound(seed):
     while total < 60:
         model, cluster, costs, unit = instance(rng)
         name, ranks, replicas = str(rng.choice(AT_ONCE)), int(rng.integers(1, 5)), int(rng.integers(1, 3))
-        chunks, share = int(rng.integers(1, 4)) if name == "interleaved" else 1, int(rng.choice([1, 2, 3, 4, 6, 8]))
+        chunks, share = int(rng.integers(1, 4)) if name in ROUND else 1, int(rng.choice([1, 2, 3, 4, 6, 8]))
         if ranks * chunks > model.num_blocks or possible(name, ranks, share):
             continue
         request = request_of(model, cluster, share * replicas, costs, unit, chunks=chunks, replicas=replicas)
@@ -185,9 +185,11 @@ def test_an_order_s_bound_is_the_best_of_layers_that_may_be_divided():
     each = layers / ranks                                                       # 0.5 forward, 0.75 backward a layer
     even = each * (micros * 1.25 + (ranks - 1) * (0.5 + 0.5))                   # the last one's W hides behind the next I
     assert bound <= even * (1 + 1e-12) and bound == pytest.approx(even, rel=0.1)
-    assert _core.partition_bound(3, ranks, 2, micros, layers, seconds, 0.0, 0.0) < bound
+    for name in ROUND:
+        assert _core.partition_bound(ORDERS[name], ranks, 2, micros, layers, seconds, 0.0, 0.0) < bound
     assert _core.partition_bound(1, 1, 1, micros, layers, seconds, 0.0, 0.0) == pytest.approx(layers * micros * 1.25, rel=1e-9)
-    for wrong in ((1, 4, 2, 8, 24), (3, 4, 2, 7, 24), (4, 4, 1, 8, 24), (1, 4, 1, 8, 0), (1, 0, 1, 8, 24), (1, 4, 1, 0, 24)):
+    for wrong in ((1, 4, 2, 8, 24), (3, 4, 2, 7, 24), (ORDERS["zb-h1"], 4, 1, 8, 24),
+                  (1, 4, 1, 8, 0), (1, 0, 1, 8, 24), (1, 4, 1, 0, 24)):
         with pytest.raises(ValueError, match="would be right|a multiple of the ranks"):
             _core.partition_bound(*wrong, seconds, 0.0, 0.0)
     with pytest.raises(ValueError, match="-1"):
@@ -195,6 +197,7 @@ def test_an_order_s_bound_is_the_best_of_layers_that_may_be_divided():
 
 
 @pytest.mark.parametrize("ranks, chunks, name", [(2, 1, "gpipe"), (3, 1, "gpipe"), (4, 1, "gpipe"), (2, 2, "interleaved"),
+                                                 (2, 3, "looped-bfs"),
                                                  (2, 4, "hanayo"), (3, 2, "zb-v")])
 def test_of_forwards_that_take_no_time_the_bound_is_the_fullest_rank_at_least(ranks, chunks, name):
     """With one stage a rank exactly that of the best partition, by brute force; with several no more."""

@@ -390,7 +390,8 @@ def test_simulate_a_named_schedule_and_its_text(capsys, tmp_path):
 
 
 def test_named_schedules_of_several_chunks(capsys):
-    for name, makespan in (("hanayo", "28"), ("interleaved", "27"), ("sliced-1f1b", "15"), ("1f1b", "15"), ("zb_h1", "13")):
+    for name, makespan in (("hanayo", "28"), ("interleaved", "27"), ("looped-bfs", "27"),
+                           ("sliced-1f1b", "15"), ("1f1b", "15"), ("zb_h1", "13")):
         code, out, err = run(capsys, "simulate", "--schedule", name, "--ranks", 2, "--micro-batches", 4)
         assert code == 0 and f"makespan_s         {makespan}\n" in out, (name, out, err)
     for name, word in (("Program", "one of 1f1b"), ("brute-force", "chimera, dualpipe-v")):

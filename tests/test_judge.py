@@ -16,6 +16,8 @@ from terapipe_c.plan import plan
 from terapipe_c.planning.judge import (
     CHIMERA,
     NOTHING,
+    ORDERS,
+    PIPEDREAM,
     SLICED,
     ZERO_BUBBLE,
     Candidate,
@@ -25,7 +27,7 @@ from terapipe_c.planning.judge import (
     possible,
     saving,
 )
-from terapipe_c.planning.request import JOINT, has_chunks
+from terapipe_c.planning.request import JOINT, ROUND, has_chunks
 
 NAMES = (*JOINT, BPIPE, CHIMERA)
 CLUSTER = Cluster(num_devices=8, memory_bytes=16e9, link_latency_s=3e-6, link_bandwidth_Bps=1e8, peak_flops=1e10)
@@ -82,8 +84,8 @@ def by_hand(judge, c):
         made = [schedules.sliced_1f1b(k, m, split) for split in range(min(most, k - 1) + 1)]
         seconds = [p.makespan(d) for p in made]
         program = next(p for p, s in zip(made, seconds, strict=True) if s * (1 - 1e-9) <= min(seconds))
-    elif c.schedule == "interleaved":
-        program = schedules.interleaved(k, m, judge.chunks, counts)
+    elif c.schedule in ROUND:
+        program = getattr(schedules, c.schedule.replace("-", "_"))(k, m, judge.chunks, counts)
     elif c.schedule == "zb-v":
         program = schedules.zb_v(k, m, counts, nominal)
     elif c.schedule == "hanayo":
@@ -276,21 +278,22 @@ def test_the_core_refuses_what_does_not_fit_together():
     judge = Judge(model, CostModel.analytic(model, CLUSTER), 2, 1, None)
     one, arrays = np.array([1], np.int32), dict(boundary=[0, 3, 6], batches=[1], slices=[2], lengths=[16, 16])
 
-    def run(order=1, pending=1, **change):
+    def run(order="1f1b", pending=1, **change):
+        order = ORDERS.get(order, order)
         given = [np.array(v, np.int32) for v in {**arrays, **change}.values()]
         return _core.judge_run(judge._judge, (order, pending, *given))
 
     assert run()[1] > 0
     for change, word in ((dict(boundary=[0, 6, 6]), "stage 1 has no block"), (dict(boundary=[0, 3, 5]), "cover blocks"),
                          (dict(boundary=[0, 6]), "fit together"), (dict(lengths=[16]), "fit together"),
-                         (dict(lengths=[32, 0]), "slice 0.1"), (dict(batches=[0]), "0 sequences"), (dict(order=6), "order is 6"),
-                         (dict(order=14), "order is 14"), (dict(order=13), "pending is 1"),
+                         (dict(lengths=[32, 0]), "slice 0.1"), (dict(batches=[0]), "0 sequences"), (dict(order=7), "order is 7"),
+                         (dict(order=15), "order is 15"), (dict(order=PIPEDREAM), "pending is 1"),
                          (dict(pending=-1), "pending is -1"),
-                         (dict(order=10), "has 2 slices"), (dict(order=7), "stages"),
-                         (dict(slices=[0], lengths=[]), "0 slices"), (dict(order=11), "pending is 1"),
-                         (dict(order=12), "as many of them in both directions"),
-                         (dict(order=12, batches=[1, 2], slices=[1, 1], lengths=[32, 32]), "micro-batches 0 and 1 differ"),
-                         (dict(order=12, batches=[1, 1], slices=[1, 1], lengths=[32, 16]), "micro-batches 0 and 1 differ")):
+                         (dict(order=SLICED), "has 2 slices"), (dict(order="zb-v"), "stages"),
+                         (dict(slices=[0], lengths=[]), "0 slices"), (dict(order=BPIPE), "pending is 1"),
+                         (dict(order=CHIMERA), "as many of them in both directions"),
+                         (dict(order=CHIMERA, batches=[1, 2], slices=[1, 1], lengths=[32, 32]), "micro-batches 0 and 1 differ"),
+                         (dict(order=CHIMERA, batches=[1, 1], slices=[1, 1], lengths=[32, 16]), "micro-batches 0 and 1 differ")):
         with pytest.raises(ValueError, match=word):
             run(**change)
     with pytest.raises(ValueError, match="unit is 0"):

@@ -78,8 +78,8 @@ def test_nearly_as_many_stages_as_blocks_are_cut_wherever_any_cut_fits():
 
 
 @pytest.mark.parametrize("name, chunks", [("interleaved", 2), ("interleaved", 3), ("interleaved", 5), ("interleaved", 7),
-                                          ("hanayo", 2), ("hanayo", 4), ("hanayo", 6), ("zb-v", 2), ("dualpipe-v", 2),
-                                          ("chimera", 1), ("bpipe", 1)])
+                                          ("looped-bfs", 3), ("hanayo", 2), ("hanayo", 4), ("hanayo", 6), ("zb-v", 2),
+                                          ("dualpipe-v", 2), ("chimera", 1), ("bpipe", 1)])
 def test_stages_of_which_a_rank_holds_several_are_cut_by_the_sum_of_theirs(name, chunks):
     """Every partition of the blocks, by the engine's count: what needs least is found, and something within every limit from there
     on. Counted as if all of a rank were alike, limits a third above the least were refused; where blocks go from one stage to

@@ -66,7 +66,7 @@ def test_every_planner_plans_every_schedule(planner, schedule):
 @pytest.mark.parametrize("planner", ["auto", "terapipe", "uniform", "bmpipe"])
 def test_several_chunks_train_too(planner):
     plan = make(planner, stages=2, chunks=2)
-    known = ("interleaved", "zb-v", "dualpipe-v", "hanayo") if planner == "auto" else ("interleaved",)
+    known = ("interleaved", "looped-bfs", "zb-v", "dualpipe-v", "hanayo") if planner == "auto" else ("interleaved",)
     assert plan.chunks == 2 and plan.schedule in known and len(plan.stages) == 4
     losses, report = trained(plan)
     assert losses == one_device(True) and report.peak_memory_bytes == plan.peak_memory_bytes
@@ -88,10 +88,26 @@ def test_stages_that_go_down_and_up_again_train_too(schedule, chunks, tmp_path):
             assert losses == one_device(True) and report.peak_memory_bytes == plan.peak_memory_bytes
 
 
+@pytest.mark.parametrize("chunks, slicing", [(2, 3), (3, [(BATCH, [SEQ // 2, SEQ // 4, SEQ // 4])])])
+def test_looped_stages_train_too(chunks, slicing, tmp_path):
+    """Also one micro-batch, which interleaved stages cannot have on two ranks."""
+    for planner in ("uniform", "terapipe", "auto"):
+        plan = make(planner, stages=2, chunks=chunks, schedule="looped-bfs", slicing=slicing)
+        assert (plan.schedule, plan.chunks) == ("looped-bfs", chunks) and plan.program.rank_of == (0, 1) * chunks
+        assert plan.lower_bound_s <= plan.step_time_s * (1 + 1e-12)
+        plan.save(tmp_path / "plan")
+        assert tp.Plan.load(tmp_path / "plan") == plan
+        if planner != "auto":
+            losses, report = trained(plan)
+            assert losses == one_device(True) and report.peak_memory_bytes == plan.peak_memory_bytes
+
+
 def test_schedules_that_go_down_and_up_again_say_what_they_cannot():
     for request, word in ((dict(schedule="zb-v", chunks=4), "2 would be right"), (dict(schedule="hanayo", chunks=3), "two a wave"),
                           (dict(schedule="dualpipe-v", stages=3, batch=4), "at least 6"), (dict(schedule="zb-v", planner="bmpipe"),
-                          "interleaved would be right"), (dict(schedule="zb-v", planner="autopipe"), "one stage a rank")):
+                          "interleaved would be right"), (dict(schedule="zb-v", planner="autopipe"), "one stage a rank"),
+                          (dict(schedule="looped-bfs", planner="bmpipe"), "interleaved would be right"),
+                          (dict(schedule="looped-bfs", planner="dapple"), "one stage a rank")):
         with pytest.raises(tp.InvalidValueError, match=word):
             tp.plan(MODEL, CLUSTER, **{"batch": BATCH, "seq_len": SEQ, "planner": "uniform", "stages": 2} | request)
 
@@ -177,7 +193,7 @@ def test_recomputation_that_is_given_is_planned_and_done(planner):
 
 @pytest.mark.parametrize("schedule, slicing", [
     ("seq1f1b", 4), ("gpipe", [(2, [100, 156]), (2, [256])]), ("zb-h1", 3), ("zb-v", 2), ("dualpipe-v", 2), ("hanayo", 3),
-    ("interleaved", 2), ("sliced-1f1b", [(2, [256])] * 2)])
+    ("interleaved", 2), ("looped-bfs", 3), ("sliced-1f1b", [(2, [256])] * 2)])
 def test_slices_of_every_schedule_are_recomputed(schedule, slicing):
     plan = make("terapipe", LONG, stages=2, recompute="full", schedule=schedule, slicing=slicing)
     less = make("terapipe", LONG, stages=2, schedule=schedule, slicing=slicing)

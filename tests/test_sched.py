@@ -27,6 +27,8 @@ def everything():
     yield schedules.interleaved(3, 3, 2, [2, 1, 3])
     yield schedules.interleaved(2, 6, 3, 2)
     yield schedules.interleaved(4, 8, 2)
+    yield schedules.looped_bfs(3, 1, 2, 4)
+    yield schedules.looped_bfs(2, 3, 3, [2, 1, 3])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
@@ -71,6 +73,18 @@ def test_closed_form_of_interleaved():
                     for r in range(ranks)
                 ]
                 assert line.peak_memory_bytes.tolist() == held
+
+
+def test_closed_form_of_looped_bfs():
+    """Also with fewer slices than ranks, which then wait between their stages; of one chunk it is GPipe."""
+    for ranks, chunks, (micros, slices) in itertools.product((1, 2, 3, 4), (1, 2, 3), ((1, 1), (1, 4), (1, 9), (3, 2), (8, 1))):
+        program, n = schedules.looped_bfs(ranks, micros, chunks, slices), micros * slices
+        program.check(canonical=True)
+        assert program.rank_of == tuple(range(ranks)) * chunks
+        line = program.simulate({"F": 1.0, "B": 2.0}, activation_bytes=1)
+        assert line.makespan_s == 3.0 * ((chunks - 1) * max(n, ranks) + n + ranks - 1)
+        assert line.peak_memory_bytes.tolist() == [n * chunks] * ranks
+        assert chunks > 1 or program == schedules.gpipe(ranks, micros, slices)
 
 
 def test_terapipe_formula_with_unequal_slices():
@@ -154,6 +168,7 @@ def test_what_check_accepts_executes(seed):
         schedules.seq1f1b(3, 2, [2, 3]),
         schedules.one_f_one_b(3, 3),
         schedules.interleaved(2, 2, 2),
+        schedules.looped_bfs(2, 2, 2, [1, 2]),
         schedules.seq1f1b(2, 2, 2).split(pending=1),
     ]
     bases += [base.lower(tied=bool(i % 2)) for i, base in enumerate(bases)]
@@ -335,6 +350,9 @@ def test_text_is_read_kindly():
         lambda: schedules.interleaved(2, 3, 2),
         lambda: schedules.interleaved(2, 2, 0),
         lambda: schedules.interleaved(2, 2, 40000),
+        lambda: schedules.looped_bfs(2, 2, 0),
+        lambda: schedules.looped_bfs(2, 2, 40000),
+        lambda: schedules.looped_bfs(2, 0, 2),
         lambda: schedules.seq1f1b(40000, 1, 1),
         lambda: schedules.gpipe(32767, 65536, 65536),
     ],
@@ -373,6 +391,17 @@ def test_split_fills_the_bubbles():
         assert line.makespan_s <= 3 * micros + (ranks - 1)
 
 
+def test_split_leaves_a_looped_pipeline_the_waits_of_one_chunk():
+    """f = i = w, one sequence in as many slices as ranks or more: a rank waits while one forward and one I of a chunk come and
+    go, however many chunks there are."""
+    cost = {"F": 1.0, "I": 1.0, "W": 1.0}
+    for ranks, chunks, more in itertools.product((2, 4, 6), (1, 2, 3), (0, 4)):
+        slices = ranks + more
+        split = schedules.looped_bfs(ranks, 1, chunks, slices).split(cost, pending=1)
+        split.check(canonical=True)
+        assert split.makespan(cost) == 3 * slices * chunks + 2 * (ranks - 1)
+
+
 def test_split_knows_how_long_a_rank_will_wait():
     """Also before what it waits for has begun: rank 0 waits 4 s for 1I1.0, which takes 1, and has a W of 4; rank 1 waits 1 s for
     2I1.0, which is too little for its W of 3."""
@@ -390,6 +419,7 @@ def test_split_keeps_its_word_on_pending():
     for program in (
         schedules.one_f_one_b(4, 6, 2),
         schedules.interleaved(2, 4, 2),
+        schedules.looped_bfs(2, 2, 3, [1, 3]),
         schedules.gpipe(3, 4, [1, 3, 2, 2]),
     ):
         shape = (program.num_stages, sum(program.slices))

@@ -128,6 +128,14 @@ def test_torch_itself():
             assert Program.from_csv(made.text_of("DualPipeV", ranks, 2, micros)) == schedules.dualpipe_v(ranks, micros)
             line = Program.from_csv(made.text_of("ZBVZeroBubble", ranks, 2, micros)).simulate(COST)
             assert line.makespan_s >= schedules.zb_v(ranks, micros).simulate(COST).makespan_s
+    # Backward torch's micro-batches come in descending order, ours in ascending order.
+    for ranks, chunks, micros in ((2, 2, 4), (3, 3, 4)):
+        rows = made.text_of("LoopedBFS", ranks, chunks, micros).splitlines()
+        ours = schedules.looped_bfs(ranks, micros, chunks).to_csv().splitlines()
+        for row, own in zip(without_idle("\n".join(rows)).splitlines(), ours, strict=True):
+            torchs, own = row.split(","), own.split(",")
+            assert torchs[:chunks * micros] == own[:chunks * micros]
+            assert [a[:2] for a in torchs] == [a[:2] for a in own] and sorted(torchs) == sorted(own)
     for program, chunks in ((schedules.one_f_one_b(4, 8), 1), (schedules.interleaved(3, 6, 2), 2),
                             (schedules.one_f_one_b(4, 8).split(pending=2), 1), (schedules.gpipe(2, 3), 1)):  # fmt: skip
         loaded = made.load(program.to_csv(), program.num_ranks, chunks, program.num_micro_batches)

@@ -1,4 +1,5 @@
-/* The builders whose order has a closed rule: GPipe, 1F1B (sliced, and PipeDream's), Seq1F1B, interleaved, ZB-H1, ZB-H2 and ZB-V.
+/* The builders whose order has a closed rule: GPipe, 1F1B (sliced, and PipeDream's), Seq1F1B, interleaved, looped BFS, ZB-H1, ZB-H2
+ * and ZB-V.
  * zigzag.c, dualpipe_v.c, chimera.c and bpipe.c have the others. */
 #include "csrc/sched/internal.h"
 
@@ -126,6 +127,19 @@ write_interleaved(pen *p, int rank)
     }
 }
 
+/* Breadth-first (Lamy-Poirier 2023): all micro-batches pass a stage of the rank before any passes its next one. */
+static void
+write_looped_bfs(pen *p, int rank)
+{
+    const tp_program *g = p->program;
+    for (int v = rank; v < g->stages; v += g->ranks)
+        for (int q = 0; q < g->micros; q++)
+            put_forward(p, v, q);
+    for (int v = g->stages - g->ranks + rank; v >= 0; v -= g->ranks)
+        for (int q = 0; q < g->micros; q++)
+            put_backward(p, v, q);
+}
+
 /* The slices of a micro-batch's I or W, descending as in B. */
 static void
 put_half_backward(pen *p, int op, int stage, int micro)
@@ -239,13 +253,14 @@ request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
         return tp_fail(TP_EVALUE, "ranks is %d: 1 to 32767 would be right", ranks);
     if (micros < 1 || micros > 65536)
         return tp_fail(TP_EVALUE, "micro-batches is %d: 1 to 65536 would be right", micros);
-    if (schedule == TP_INTERLEAVED && (chunks < 1 || (int64_t)ranks * chunks > 65536))
+    int round = schedule == TP_INTERLEAVED || schedule == TP_LOOPED_BFS;
+    if (round && (chunks < 1 || (int64_t)ranks * chunks > 65536))
         return tp_fail(TP_EVALUE, "chunks is %d with %d ranks: 1 to %d would be right", chunks, ranks, 65536 / ranks);
     if (schedule == TP_ZB_V && (chunks != 2 || ranks > 32768 || micros < 2 * ranks - 1))
         return tp_fail(TP_EVALUE, "ZB-V of %d ranks has %d chunks and %d micro-batches: 2 and at least %d would be right",
                        ranks, chunks, micros, 2 * ranks - 1);
-    if (schedule != TP_INTERLEAVED && schedule != TP_ZB_V && chunks != 1)
-        return tp_fail(TP_EVALUE, "chunks is %d: only the interleaved schedule has more than 1", chunks);
+    if (!round && schedule != TP_ZB_V && chunks != 1)
+        return tp_fail(TP_EVALUE, "chunks is %d: only the schedules interleaved and looped BFS have more than 1", chunks);
     if (schedule == TP_INTERLEAVED && micros % ranks != 0)
         return tp_fail(TP_EVALUE,
                        "micro-batches is %d with %d ranks: the interleaved schedule needs a multiple of the ranks",
@@ -256,9 +271,8 @@ request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
 static tp_status
 build(tp_schedule schedule, int ranks, int chunks, int micros, pen like, const int32_t *slices, tp_program **out)
 {
-    static void (*const write[])(pen *, int) = {write_gpipe,       write_1f1b,  write_seq1f1b,
-                                                     write_interleaved, write_zb_h1, write_zb_h2,
-                                                     write_zb_v};
+    static void (*const write[])(pen *, int) = {write_gpipe,      write_1f1b,  write_seq1f1b, write_interleaved,
+                                                     write_looped_bfs, write_zb_h1, write_zb_h2,   write_zb_v};
     int stages = ranks * chunks;
     int64_t units = 0;
     for (int q = 0; q < micros; q++)

@@ -150,7 +150,7 @@ tp_instr_halves(const tp_instr *instr)
 /* ---- builders (compute only: F and B, or F, I, W) ------------------------------------------------------------------- */
 /* slices: [micros] counts. The order of micro-batches in backward is ascending in every builder of ours, so that weight
  * gradients accumulate in one canonical order whatever the schedule (bit-equal training). */
-typedef enum { TP_GPIPE, TP_1F1B, TP_SEQ1F1B, TP_INTERLEAVED, TP_ZB_H1, TP_ZB_H2, TP_ZB_V, TP_SCHEDULES } tp_schedule;
+typedef enum { TP_GPIPE, TP_1F1B, TP_SEQ1F1B, TP_INTERLEAVED, TP_LOOPED_BFS, TP_ZB_H1, TP_ZB_H2, TP_ZB_V, TP_SCHEDULES } tp_schedule;
 TP_MUST_USE tp_status
 tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const int32_t *slices, tp_program **out);
 /* AutoPipe's sliced 1F1B (Liu et al. 2022, sec. III-C): micro-batches of one slice in 1F1B's order, the forwards of the

@@ -17,13 +17,13 @@ from ..cost import PHASES, CostModel
 from ..links import Links, rank_of
 from ..partition import updated_of_kind
 from .judge import ORDERS, SLICED, ZIGZAG
-from .request import Request
+from .request import ROUND, Request
 from .starts import kind_seconds, whole_sequences
 
 __all__ = ["AT_ONCE", "Least", "again_bound_s", "bound_s", "least_of_kinds", "least_work_s", "order_bound_s", "stages_bound_s",
            "whole_bound_s"]
 
-AT_ONCE = "gpipe", "1f1b", "seq1f1b", "interleaved"   #: schedules in which every W follows its I at once if none may wait
+AT_ONCE = "gpipe", "1f1b", "seq1f1b", *ROUND   #: schedules in which every W follows its I at once if none may wait
 
 _GROUPS = 256           # sizes of micro-batch that are looked at; where there are more the bound on the work is 0
 _HALVINGS = 40          # bisection steps for a bound

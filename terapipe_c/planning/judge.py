@@ -31,11 +31,12 @@ Cut = tuple[tuple[int, int], ...]
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
 ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
 CHIMERA = "chimera"  # two copies of the model, one pipeline down the ranks and one up
+LOOPED = "looped-bfs"  # as interleaved, breadth first: every stage of a rank does all micro-batches before the next does
 PIPEDREAM = "pipedream"  # each micro-batch has its update, by gradients of weights that others have updated since
 SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 # The C core's numbers for schedules (csrc/plan/judge.h).
-ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
-          SLICED: 10, BPIPE: 11, CHIMERA: 12, PIPEDREAM: 13}
+ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, LOOPED: 4, "zb-h1": 5, "zb-h2": 6, "zb-v": 8, "dualpipe-v": 9,
+          "hanayo": 10, SLICED: 11, BPIPE: 12, CHIMERA: 13, PIPEDREAM: 14}
 _KEPT = 2             # a judge keeps the programs of this many latest candidates
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 

@@ -17,6 +17,7 @@ from ..links import Links
 from ..partition import equal_lengths
 from .judge import (
     CHIMERA,
+    LOOPED,
     NOTHING,
     PIPEDREAM,
     SLICED,
@@ -44,13 +45,14 @@ CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # planners that can give a
 BOTH_WAYS = ("auto", "terapipe", "uniform")   # planners that can plan two copies of the model (Chimera)
 # The order decides ties: of equally fast programs the one that holds fewer activations comes first.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
-SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE, PIPEDREAM)
+ROUND = ("interleaved", LOOPED)            # whose stages go round the ranks, as often as there are chunks
+SCHEDULES = ("auto", *AUTO, *ROUND, SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE, PIPEDREAM)
 _MOST = 65536                             # most micro-batches of a program
 _LARGE = 65536                            # up to so many (slices x stages) of a program the search is quick
 _FEW_SLICES = 8                           # a sequence may have so many slices however large the program gets
 LONG = 1e250                              # most seconds: their sums and products stay finite
-SEVERAL = ("interleaved", *ZIGZAG)        # schedules with several stages a rank
-_MANY = ("interleaved", "hanayo")          # those that can have more than two
+SEVERAL = (*ROUND, *ZIGZAG)        # schedules with several stages a rank
+_MANY = (*ROUND, "hanayo")                # those that can have more than two
 JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # schedules that the joint search weighs
 BY_NAME = (BPIPE, CHIMERA)                # schedules for which it only asks planners by name
 
@@ -304,7 +306,12 @@ def has_chunks(schedule: str, chunks: int) -> bool:
     """Whether the schedule can have so many stages a rank."""
     if schedule in ZIGZAG:
         return chunks == 2 or (chunks % 2 == 0 and schedule == "hanayo")
-    return schedule == "interleaved" or chunks == 1            # interleaved with one chunk is 1F1B with a longer warm-up
+    return schedule in ROUND or chunks == 1    # interleaved with one chunk is 1F1B with a longer warm-up, looped-bfs is gpipe
+
+
+def plans_order(planner: str, schedule: str) -> bool:
+    """Whether the planner's model of time knows this order of several stages a rank."""
+    return planner != "bmpipe" or schedule not in (*ZIGZAG, LOOPED)
 
 
 def by_name_alone(request: Request) -> tuple[str, ...]:
@@ -321,7 +328,8 @@ def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:
     if not request.free_schedule:
         return tuple(name for name in request.schedules if chunks == request.chunks or has_chunks(name, chunks))
     sliced = request.slicing is not None and max(len(lengths) for _, lengths in request.slicing) > 1
-    return tuple(name for name in JOINT if has_chunks(name, chunks) and not (sliced and name == SLICED))
+    left_out = (SLICED,) * sliced + (LOOPED,) * (chunks == 1)
+    return tuple(name for name in JOINT if has_chunks(name, chunks) and name not in left_out)
 
 
 def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str, ...], int]:
@@ -339,11 +347,11 @@ def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str
     if schedule == CHIMERA and planner not in BOTH_WAYS:
         raise InvalidValueError(f"schedule is {schedule}: planner {planner} plans one pipeline, and this one has two in opposite "
                                 "directions; planner auto, terapipe or uniform would be right")
-    several = tuple(name for name in CHUNKED if name != "bmpipe" or schedule not in ZIGZAG)
+    several = tuple(name for name in CHUNKED if name != "bmpipe" or plans_order(name, schedule))
     if planner == "bmpipe" and planner not in several:
-        raise InvalidValueError(f"schedule is {schedule}: planner bmpipe plans chunks that go round the ranks; interleaved would "
-                                "be right")
-    if planner not in several and (chunks > 1 or schedule == "interleaved"):
+        raise InvalidValueError(f"schedule is {schedule}: planner bmpipe plans chunks that go round the ranks, one forward, one "
+                                "backward; interleaved would be right")
+    if planner not in several and (chunks > 1 or schedule in ROUND):
         asked = f"schedule is {schedule}, with chunks" if schedule in SEVERAL else f"chunks is {chunks}"
         raise InvalidValueError(f"{asked}: planner {planner} plans one stage a rank; planner {', '.join(several)} would be right")
     if schedule == "auto" and chunks == 1:

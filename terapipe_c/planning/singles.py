@@ -11,7 +11,7 @@ from .._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
 from ..guests import evicts
 from .bounds import again_bound_s
 from .deadline import late, share, without
-from .judge import CHIMERA, SLICED, SLIGHT, ZIGZAG, Judge, possible
+from .judge import CHIMERA, LOOPED, SLICED, SLIGHT, Judge, possible
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
 from .request import (
@@ -22,6 +22,7 @@ from .request import (
     JOINT,
     PLANNERS,
     RECOMPUTE,
+    ROUND,
     SAVERS,
     SEARCHING,
     Request,
@@ -29,6 +30,7 @@ from .request import (
     even_halves,
     halves,
     has_chunks,
+    plans_order,
     schedules_of,
     unlike,
 )
@@ -43,9 +45,9 @@ _QUICK_FIRST = ("uniform", "merak", "vpipe", "terapipe", "autopipe_heuristic", "
 
 def single(request: Request, name: str) -> Request | None:
     """The same request to one planner; None where that cannot plan it (several chunks, too many layers, a given recompute)."""
-    if name not in CHUNKED and (request.chunks > 1 or "interleaved" in request.schedules):
+    if name not in CHUNKED and (request.chunks > 1 or request.schedules[0] in ROUND):
         return None
-    if name == "bmpipe" and request.schedules[0] in ZIGZAG:
+    if not plans_order(name, request.schedules[0]):
         return None
     return _asked(request, name, _usual(request, name), request.chunks, request.ranks)
 
@@ -81,8 +83,8 @@ def by_name(request: Request) -> Iterator[Request]:
             ranks = halves(request.cluster.num_devices // request.replicas, request.model.num_blocks // chunks)
         for name, planner in itertools.product(schedules_of(request, chunks), PLANNERS[1:]):
             usual = chunks == request.chunks and name in _usual(request, planner)
-            several = chunks > 1 or name == "interleaved"
-            if usual or (several and planner not in CHUNKED) or (planner == "bmpipe" and name in ZIGZAG):
+            several = chunks > 1 or name in ROUND
+            if usual or (several and planner not in CHUNKED) or not plans_order(planner, name):
                 continue
             asked = _asked(request, planner, (name,), chunks, ranks)
             if asked is not None:
@@ -110,6 +112,8 @@ def _why(request: Request, name: str) -> str:
         given = "the partition that is given has one for each rank, without chunks" if request.partition and counts == (1,) \
             else f"a rank has {request.chunks} here"
         return f"{'several stages' if has_chunks(name, 2) else 'one stage'} a rank, where {given}"
+    if name == LOOPED and set(counts) == {1}:
+        return "with one stage a rank it is gpipe"
     if name == SLICED and request.slicing is not None:
         return "whole sequences alone, where the slicing that is given cuts them"
     if name == CHIMERA and not request.free_copies:
