@@ -1,8 +1,9 @@
 """What placing halves of layers and weight gradients brings to a pipeline of four stages on one GPU, by the simulator.
 
 Costs are fitted to a step that a GPU gave (`slices of 512, W in gaps` of two results); with them partitions are searched by
-`gpu/placing.py`: with weight gradients last or in gaps, by moving single halves from equal stages or with kicks besides; and beside
-the seconds found those that the GPU then took. Milliseconds.
+`gpu/placing.py`: with weight gradients last, behind the first input gradient of the rank's next stage, or where ranks would wait
+(Program.split); by moving single halves from equal stages or with kicks besides. Beside the seconds found stand those that the GPU
+then took, where it ran that. Milliseconds.
 
     python benchmarks/pipeline_placed.py [--out FILE]
 """
@@ -13,6 +14,7 @@ import argparse
 import json
 import re
 import statistics
+from functools import partial
 from typing import Any
 
 from common import RESULTS, header, write
@@ -20,11 +22,27 @@ from common import RESULTS, header, write
 import terapipe_c as tp
 
 # Behind the package: gpu_check, which they import, has the sources before what is installed.
-from gpu.pipeline import KNOWN, LONG, PLACED, STAGES, chunked  # isort: skip
-from gpu.placing import KICKS, Costs, in_gaps, placed  # isort: skip
+from gpu.pipeline import KNOWN, LONG, STAGES, chunked  # isort: skip
+from gpu.placing import KICKS, Costs, looped, placed  # isort: skip
 
+STAGE_COUNTS = 12, 13, 14
+BEHIND = "behind the first I"  # what the sources ran
 SOURCES = "h200-2026-11-27-placed.json", "h200-2026-11-27.json"
 MODEL = tp.GPTConfig(24, 16, 2048, 50257, LONG, tie_weights=False)
+
+
+def behind_first(ranks: int, stages: int, slices: int) -> tp.Program:
+    """As looped(), a stage's weight gradients behind the first input gradient of the rank's next stage, which others wait for."""
+    lines = []
+    for rank in range(ranks):
+        mine = range(rank, stages, ranks)
+        line, weights = [f"{stage}F0.{s}" for stage in mine for s in range(slices)], list[str]()
+        for stage in mine[::-1]:
+            first, *others = [f"{stage}I0.{s}" for s in range(slices - 1, -1, -1)]
+            line += [first, *weights, *others]
+            weights = [f"{stage}W0.{s}" for s in range(slices - 1, -1, -1)]
+        lines.append(" ".join(line + weights))
+    return tp.Program.parse("\n".join(lines))
 
 
 def traces_of(rows: list[list[str]]) -> list[list[tuple[Any, ...]]]:
@@ -40,16 +58,18 @@ def searched(answer: dict[str, Any]) -> list[dict[str, Any]]:
     run = answer["slices of 512, W in gaps"]
     between = {name: statistics.median(one[name] for one in run["between"]) for name in ("handover_s", "between_s")}
     costs, slices = Costs(MODEL, KNOWN, traces_of(run["trace"]), between), 4
-    asked = [(f"12 stages, W {where}, {kicks} kicks", program, kicks)
-             for where, program in (("last", chunked(3, slices)), ("in gaps", in_gaps(STAGES, 12, slices))) for kicks in (0, KICKS)]
-    asked += [(f"{n} stages, W in gaps, {KICKS} kicks", in_gaps(STAGES, n, slices), KICKS) for n in PLACED[1:]]
+    last, behind = chunked(3, slices), {n: behind_first(STAGES, n, slices) for n in STAGE_COUNTS}
+    asked = [(12, "last", lambda _: last, kicks) for kicks in (0, KICKS)]
+    asked += [(n, BEHIND, lambda _, n=n: behind[n], kicks) for n in STAGE_COUNTS for kicks in ((0, KICKS) if n == 12 else (KICKS,))]
+    asked += [(n, "in waits", partial(costs.program, looped(STAGES, n, slices)), kicks)
+              for n in STAGE_COUNTS for kicks in ((0, KICKS) if n == 12 else (KICKS,))]  # fmt: skip
     rows = []
-    for name, program, kicks in asked:
-        halves, seconds = placed(MODEL, program.lower(), costs, kicks)
+    for stages, where, program_of, kicks in asked:
+        halves, seconds = placed(MODEL, stages, program_of, costs, kicks)
         took = [one["step_s"] for said in ("", ", no graphs", ", as graphs")
-                if (one := answer.get(f"slices of 512, {program.num_stages} stages{said}", {})).get("halves") == halves]
-        rows.append({"what": name, "halves": halves, "simulated_ms": 1e3 * seconds,
-                     "measured_ms": [1e3 * one for one in took if "in gaps" in name]})  # fmt: skip
+                if (one := answer.get(f"slices of 512, {stages} stages{said}", {})).get("halves") == halves]
+        rows.append({"what": f"{stages} stages, W {where}, {kicks} kicks", "halves": halves, "simulated_ms": 1e3 * seconds,
+                     "measured_ms": [1e3 * one for one in took if where == BEHIND]})  # fmt: skip
     return rows
 
 
@@ -61,7 +81,7 @@ def main() -> None:
     found = {}
     for source in SOURCES:
         found[source] = searched(json.loads((RESULTS / source).read_text())["questions"]["pipeline"]["answer"])
-        print(source, *(f"{row['what']:36s} {row['simulated_ms']:6.2f} {row['halves']} measured "
+        print(source, *(f"{row['what']:46s} {row['simulated_ms']:6.2f} {row['halves']} measured "
                         f"{', '.join(f'{ms:.2f}' for ms in row['measured_ms'])}" for row in found[source]), "", sep="\n")
     question = "what placing halves of layers and weight gradients brings to a pipeline on one GPU"
     write("pipeline_placed", {**header(question), "found": found}, options.out)

@@ -10,6 +10,7 @@ import os
 import statistics
 import threading
 import time
+from functools import partial
 
 import numpy as np
 from gpu_check import Question, small, so_far, watched
@@ -20,8 +21,8 @@ EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # as in training.py
 APART = "speedup_over_gpipe_w_apart"  # all slices have W apart, GPipe's backward is whole
 # Halves of layers on each stage that a search found once (2026-11-27): a run of these tells what halves take.
 KNOWN = 1, 2, 4, 5, 5, 5, 6, 6, 6, 5, 3, 0
-PLACED = 12, 13, 14  # stages
-AS_GRAPHS = 13  # stages: this program as graphs too, of which some begin late (late.py)
+PLACED = 12, 14  # stages
+AS_GRAPHS = 14  # stages: this program as graphs too, of which some begin late (late.py)
 
 
 def pipeline_right():
@@ -64,7 +65,7 @@ def pipeline():
     """Four stages on four equal parts of the GPU, one sequence of 2048: token slices against GPipe, the simulator beside.
 
     Equal stages first; then partitions by what halves of layers took in a run of an earlier one, found by the simulator."""
-    from gpu.placing import Costs, edges_of, in_gaps, placed
+    from gpu.placing import Costs, by_parameters, edges_of, looped, placed
     from gpu.training import some_params
 
     import terapipe_c as tp
@@ -89,11 +90,11 @@ def pipeline():
     for tokens in (256, 512):
         measure(f"slices of {tokens}", [tokens] * (2048 // tokens), chunked(1, 2048 // tokens), even)
     slices = [512] * 4
-    known = measure("slices of 512, W in gaps", slices, in_gaps(STAGES, len(KNOWN), 4), edges_of(model, KNOWN), eager=True)
+    known = measure("slices of 512, W in gaps", slices, by_parameters(model, STAGES, KNOWN, 4), edges_of(model, KNOWN), eager=True)
     costs = Costs(model, KNOWN, known, between_of(known)) if known else None
     for stages in PLACED if costs else ():
-        program = in_gaps(STAGES, stages, 4)
-        halves, predicted_s = placed(model, program.lower(), costs)
+        halves, predicted_s = placed(model, stages, partial(costs.program, looped(STAGES, stages, 4)), costs)
+        program = costs.program(looped(STAGES, stages, 4), halves)
         for eager in (True, False) if stages == AS_GRAPHS else (True,):
             name = f"slices of 512, {stages} stages" + ("" if eager else ", as graphs")
             measure(name, slices, program, edges_of(model, halves), eager)

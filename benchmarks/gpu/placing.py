@@ -2,8 +2,8 @@
 
 One sequence in slices; stages lie on the ranks in turn. A half is an attention or an FFN; the embedding is with the first stage's
 halves and the head with the last one's, which may have none. Few halves on the first stages fill the pipeline sooner, a head by
-itself keeps its rank free for what others wait for, and weight gradients stand in gaps (what that brings:
-benchmarks/pipeline_placed.py).
+itself keeps its rank free for what others wait for, and weight gradients stand where ranks would wait (Program.split; what that
+brings: benchmarks/pipeline_placed.py).
 """
 
 import itertools
@@ -11,7 +11,7 @@ import random
 
 import numpy as np
 
-KICKS = 12  # more found nothing better in 12, 13 and 14 stages
+KICKS = 6  # twice as many found nothing better in 12 and 14 stages
 
 
 def edges_of(model, halves):
@@ -28,22 +28,30 @@ def kinds(halves):
     return np.array(of, float)
 
 
-def in_gaps(ranks, stages, slices):
-    """All forwards, then all input gradients of one sequence, rank r with stages r, r + ranks, ...; a stage's weight gradients
-    stand behind the first input gradient of the rank's next stage, which others wait for."""
+def floats_of_kinds(model):
+    """Parameters of an attention's products, an FFN's and the head's, as kinds() has them."""
+    width = model.n_embd
+    return np.array([4 * width**2, 8 * width**2, model.vocab_size * width, 0.0])
+
+
+def looped(ranks, stages, slices):
+    """All forwards, then all backwards of one sequence, rank r with stages r, r + ranks, ...: tp.schedules.looped_bfs, but for any
+    number of stages."""
     import terapipe_c as tp
 
     lines = []
     for rank in range(ranks):
         mine = range(rank, stages, ranks)
-        line, done = [f"{stage}F0.{s}" for stage in mine for s in range(slices)], None
-        for stage in mine[::-1]:
-            weights = [] if done is None else [f"{done}W0.{s}" for s in range(slices - 1, -1, -1)]
-            first, *others = [f"{stage}I0.{s}" for s in range(slices - 1, -1, -1)]
-            line += [first, *weights, *others]
-            done = stage
-        lines.append(" ".join(line + [f"{done}W0.{s}" for s in range(slices - 1, -1, -1)]))
-    return tp.Program.parse("\n".join(lines))
+        lines.append([f"{stage}F0.{s}" for stage in mine for s in range(slices)]
+                     + [f"{stage}B0.{s}" for stage in mine[::-1] for s in range(slices - 1, -1, -1)])  # fmt: skip
+    return tp.Program.parse("\n".join(map(" ".join, lines)))
+
+
+def by_parameters(model, ranks, halves, slices):
+    """The looped program, weight gradients laid as if an operation took as long as its stage has parameters in products: before
+    it is known what they take."""
+    floats = kinds(halves) @ floats_of_kinds(model)
+    return looped(ranks, len(halves), slices).split(dict.fromkeys("FIW", floats), pending=slices)
 
 
 def fit(rows):
@@ -71,8 +79,7 @@ class Costs:
                                     for s in sorted({s for name, s, _ in took if name == op})]) for op in "FIW"}
         self.send_s = float(np.median([row[5] - row[4] for row in itertools.chain(*traces) if row[0] in ("SF", "SB")]))
         # The norm reads every gradient once. Only the first rank has others to complete before.
-        width, self.slices = model.n_embd, len(self.rates["F"])
-        self.floats = np.array([4 * width**2, 8 * width**2, model.vocab_size * width, 0.0])
+        self.floats, self.slices = floats_of_kinds(model), len(self.rates["F"])
         ranks = len(traces)
         opt = [sum(row[5] - row[4] for row in trace if row[0] == "OPT") for trace in traces]
         each = [sum(self.floats_of(halves)[rank::ranks]) for rank in range(ranks)]
@@ -96,13 +103,22 @@ class Costs:
         return found | {"OPT": norm, "OPT.norm": norm, "SF": self.send_s + between_s, "SB": self.send_s + between_s}
 
 
-def placed(model, program, costs, kicks=KICKS):
-    """(halves of each stage, seconds by the simulator): moved from stage to stage while that helps, then kicked and moved again."""
-    stages, dice = program.num_stages, random.Random(program.num_stages)
-    pairs = list(itertools.permutations(range(stages), 2))
+    def program(self, compute, halves):
+        """The looped program with weight gradients where ranks would wait."""
+        tables = self.tables(halves)
+        return compute.split({op: tables[op] for op in "FIW"}, compute.num_stages, comm_s=self.between["handover_s"])
+
+    def seconds(self, program, halves):
+        return float(program.lower().makespan(self.tables(halves), comm_s=self.between["handover_s"]))
+
+
+def placed(model, stages, program_of, costs, kicks=KICKS):
+    """(halves of each stage, seconds by the simulator): moved from stage to stage while that helps, then kicked and moved again.
+    program_of: the program of these halves."""
+    dice, pairs = random.Random(stages), list(itertools.permutations(range(stages), 2))
 
     def seconds(halves):
-        return float(program.makespan(costs.tables(halves), comm_s=costs.between["handover_s"]))
+        return costs.seconds(program_of(halves), halves)
 
     def move(halves, a, b):
         return [n - (k == a) + (k == b) for k, n in enumerate(halves)] if halves[a] > (a < stages - 1) else halves
