@@ -96,9 +96,10 @@ def small() -> bool:
     return bool(os.environ.get("GPU_CHECK_SMALL"))
 
 
-def watched() -> bool:
-    """Whether a tool watches every access (gpu_sanitize.py): nothing is asked twice, few heads do for many, messages come late."""
-    return bool(os.environ.get("GPU_CHECK_WATCHED"))
+def watched() -> str:
+    """The tool that watches every access (gpu_sanitize.py), or nothing: nothing is asked twice, few heads do for many, messages
+    come late; "racecheck", which takes longest, is shown what each kernel does, once."""
+    return os.environ.get("GPU_CHECK_WATCHED", "")
 
 
 def so_far(value: Any) -> None:

@@ -5,9 +5,10 @@ shared memory, reads of what nobody wrote, barriers that not all come to.
     python3 benchmarks/gpu_sanitize.py [--tools TOOL ...] [--only WHAT ...] [--seconds 150] [--list]
 
 Builds as gpu_check.py does. Then lanes side by side, each a process under one tool with a deadline of its own: the tests of the row
-kernels, pytest -m gpu, and questions of gpu_check.py, those of attention with our kernels alone watched. A mistake planted for each
-tool must be found. Result: benchmarks/results/sanitize-<gpu>-<date>.json, and beside it $OUT, where that is a folder. Exit status:
-0 all is clean, 1 something was found or failed, 2 no GPU or no compute-sanitizer, 3 nothing was found, but some lane did not end.
+kernels, pytest -m gpu, and questions of gpu_check.py, those of attention with our kernels alone watched, by racecheck in few small
+shapes (RACED in benchmarks/gpu/attention.py). A mistake planted for each tool must be found. Result:
+benchmarks/results/sanitize-<gpu>-<date>.json, and beside it $OUT, where that is a folder. Exit status: 0 all is clean, 1 something
+was found or failed, 2 no GPU or no compute-sanitizer, 3 nothing was found, but some lane did not end.
 What a tool reports of right code is named in KNOWN, with why: counted and told, but not wrong.
 """
 
@@ -156,7 +157,7 @@ class Sanitize(gpu_check.Asking):
         record: dict[str, Any] = {"command": " ".join(["compute-sanitizer", *watching]), "deadline_s": round(seconds, 1)}
         if seconds <= gpu_check.LEAST_S:
             return self.keep(lane, "late", record | {"seconds": 0.0, "why": gpu_check.NOT_ASKED})
-        child = gpu_check.Child([self.sanitizer, *watching], GPU_CHECK_WATCHED="1", GPU_CHECK_SECONDS=f"{seconds - 3:.1f}",
+        child = gpu_check.Child([self.sanitizer, *watching], GPU_CHECK_WATCHED=lane.tool, GPU_CHECK_SECONDS=f"{seconds - 3:.1f}",
                                 **lane.environment)  # fmt: skip
         child.kept = 1 << 24
         status, said, took = child.end(seconds)

@@ -1,7 +1,9 @@
 """benchmarks/gpu_sanitize.py without a GPU: what it makes of compute-sanitizer's own words, deadlines, and its exit status."""
 
+import collections
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,7 @@ said = "========= " + kind + " SUMMARY: " + found
 status, said, seconds = json.load(open("said.json")).get(tool + ", " + what) or (
     [1, "========= Found\\n=========     at attention_planted_" + tool + "(int *, int)+0xa0\\n========= ERROR SUMMARY: 1 error", 0]
     if what == "planted" else [0, said, 0])
+assert tool == os.environ["GPU_CHECK_WATCHED"]
 print("========= COMPUTE-SANITIZER", said.replace("PID", str(os.getpid())), sep="\\n", flush=True)
 time.sleep(seconds)
 sys.exit(status)
@@ -106,6 +109,62 @@ def test_what_watches_attention_alone_watches_it():
     assert sorted(planted) == sorted(f"{part}planted_{tool}" for tool in gpu_sanitize.TOOLS)
     asked = {one.what for one in gpu_sanitize.lanes("90", "") if "--answer" in one.command}
     assert asked <= {question.name for question in gpu_check.questions()}, "a question has another name"
+
+
+def third_time():
+    """{a kernel's name, or what it begins with: after how many tokens its loop over tiles comes to a buffer a third time}: buffers
+    x tokens of a tile x 2."""
+    forward, ring, backward, wgmma = ((ROOT / "cuda" / name).read_text() for name in (
+        "attention_ring.cu", "attention_ring.inc", "attention_ring_backward.inc", "attention_wgmma.inc"))  # fmt: skip
+    keys, stages = (int(re.search(rf"^#define {name} (\d+)", text, re.M).group(1)) for name, text in
+                    (("KEYS", ring), ("STAGES", backward)))  # fmt: skip
+    found = {f"attention_forward_ring_{dim}_{groups}": 2 * int(count) * keys for dim, groups, count in
+             re.findall(r"#define HD (\d+)\n#define GROUPS (\d)\n#define STAGES (\d)", forward)}  # fmt: skip
+    assert len(found) == 4
+    found |= dict.fromkeys(("attention_dq_ring", "attention_dkdv_ring"), 2 * stages * 64)
+    found["attention_dq_wgmma"] = 2 * 64 * int(re.search(r"define DQ_KEYS\(key\) \(\(key\) / 64 % (\d)", wgmma).group(1))
+    two = [f"attention_{kernel}_{kind}" for kernel in ("forward", "dq", "dkdv") for kind in ("wgmma", "64", "128")]
+    one = [f"attention_{kernel}_f32" for kernel in ("forward", "dq", "dkdv")]
+    return dict.fromkeys(two, 2 * 2 * 64) | dict.fromkeys(one, 2 * 32) | {"attention_delta": 0} | found
+
+
+def test_racecheck_is_shown_each_kernel_come_round_its_buffers(monkeypatch):
+    """Every kernel that the questions launch; slices of one row, within a tile, after others, to a ragged end; some heads."""
+    cuda_emu = pytest.importorskip("cuda_emu")
+    if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
+        pytest.skip("no CUDA sources beside the tests, or no gcc")
+    from test_cuda_attention import BF16, F32, MMA, WGMMA, Attention
+
+    (asked,) = (one for one in gpu_check.questions() if one.name == "wgmma right")
+    questions, module, emu = asked.answer.__globals__, cuda_emu.emulated(), cuda_emu.library()
+    launched = {}
+
+    def kernels_of(dim, dtype, groups, kernel):
+        if (which := (dim, dtype, groups, kernel)) not in launched:
+            emu.tp_cuda_attention_force(groups)
+            module.emu_trace(True)
+            Attention(emu, dtype, 1, 1, dim, 1, kernel=kernel).run([1])
+            emu.tp_cuda_attention_force(0)
+            launched[which] = {name for name, _ in module.emu_trace(False)}
+        return launched[which]
+
+    def shown(tool):
+        monkeypatch.setenv("GPU_CHECK_WATCHED", tool)
+        found = collections.defaultdict(list)
+        for asked, kernel in (([(BF16, 1), (BF16, 2), (F32, 0)], MMA), ([(BF16, 1), (BF16, 2), (BF16, 3)], WGMMA)):
+            for B, H, dim, slices, of_shape in questions["cases"](asked, kernel == WGMMA):
+                for name in {name for one in of_shape for name in kernels_of(dim, *one, kernel)}:
+                    found[name].append((B, H, dim, slices))
+        return found
+
+    every, raced = shown("memcheck"), shown("racecheck")
+    assert set(raced) == set(every) and len(every) > 25
+    for name, shapes in raced.items():
+        (least,) = (tokens for begin, tokens in third_time().items() if name.startswith(begin))
+        assert max(sum(slices) for *_, slices in shapes) > least, name
+        assert any(slices[1:2] == [1] or name.endswith("f32") for *_, slices in shapes), name
+        assert any(B * H > 1 for B, H, *_ in shapes) and any(sum(slices) % 32 for *_, slices in shapes), name
+        assert {dim % 64 == 0 for _, _, dim, _ in shapes} == {True, False}, name
 
 
 def test_all_is_clean(sanitize):
