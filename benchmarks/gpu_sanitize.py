@@ -35,6 +35,8 @@ PORTS, LEAST_PORT = 64, 49152  # of each lane: all would else look for one of th
 ENDING_S = 6.0  # is kept to end what hangs
 # Some calls must fail: tests ask for more memory than there is. What the host did before says little here.
 ALWAYS = ("--error-exitcode", str(FOUND), "--report-api-errors", "no", "--show-backtrace", "device", "--target-processes", "all")
+# What is known is told once a launch, and of what is not printed nobody knows the kind: the tool's own limit is 100.
+MORE = {"racecheck": ("--print-limit", "4000")}
 OURS = ("--kernel-name", "kns=attention_")  # PyTorch's, which ours are held against, take most of the time
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0")
 SUMMARY = re.compile(r"= (?:ERROR|RACECHECK) SUMMARY: (?!.*not printed)(.*)")
@@ -153,7 +155,7 @@ class Sanitize(gpu_check.Asking):
             seconds = (self.left() - ENDING_S) / math.ceil(self.waiting / max(1, self.options.at_once))
             self.waiting -= 1
             ports = ("--port", str(next(self.ports)), "--max-connections", str(PORTS))
-        watching = ["--tool", lane.tool, *ALWAYS, *ports, *lane.options, *lane.command]
+        watching = ["--tool", lane.tool, *ALWAYS, *MORE.get(lane.tool, ()), *ports, *lane.options, *lane.command]
         record: dict[str, Any] = {"command": " ".join(["compute-sanitizer", *watching]), "deadline_s": round(seconds, 1)}
         if seconds <= gpu_check.LEAST_S:
             return self.keep(lane, "late", record | {"seconds": 0.0, "why": gpu_check.NOT_ASKED})

@@ -35,6 +35,8 @@ RING = """========= Error: Race reported between Write access at attention_dkdv_
 =========     and {} access at attention_dkdv_ring_64_2(tp_attention_args)+0xe70 [256 hazards]
 =========     and Read access at attention_dkdv_ring_64_2(tp_attention_args)+0xe80 [256 hazards]
 ========= """
+FULL = ("========= Warning: Maximum number of hazards reached. Environment variable "
+        "NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS can be used to increase this count.\n========= ")  # fmt: skip
 SANITIZER = f"""#!{sys.executable} -SE
 import json, os, sys, time
 if sys.argv[1:] == ["--version"]:
@@ -187,15 +189,17 @@ def test_what_is_found_is_told_once(sanitize):
 def test_what_is_known_of_right_code_is_told_but_not_wrong(sanitize):
     one, three = RING.format("Read"), "========= RACECHECK SUMMARY: {} hazards displayed ({} errors, 0 warnings)"
     lane = "racecheck, wgmma right"
-    ran, result = sanitize({lane: [gpu_sanitize.FOUND, 3 * f"{one}\n" + three.format(3, 3), 0]}, "--only", "wgmma right")
+    ran, result = sanitize({lane: [gpu_sanitize.FOUND, 130 * f"{one}\n" + three.format(130, 130), 0]}, "--only", "wgmma right")
     found = result["lanes"][lane]
-    assert ran.returncode == 0 and "3 hazards, 3 errors, 0 warnings (3 known)" in ran.stdout, ran.stdout + ran.stderr
-    assert found["state"] == "clean" and found["reports"] == {} and found["counts"]["hazards"] == 3
+    assert ran.returncode == 0 and "130 hazards, 130 errors, 0 warnings (130 known)" in ran.stdout, ran.stdout + ran.stderr
+    assert found["state"] == "clean" and found["reports"] == {} and found["counts"]["hazards"] == 130
+    assert re.search(r"--print-limit \d{4} ", found["command"]), "of what is not printed the kind is not known"
     ((why, alike),) = found["known"].items()
-    assert list(alike.values()) == [3] and "+0xe80" in next(iter(alike)) and f"known: {why}" in ran.stdout
+    assert list(alike.values()) == [130] and "+0xe80" in next(iter(alike)) and f"known: {why}" in ran.stdout
     both = f"{one}\n{RACE}\n"
     for said, status in ((both + three.format(2, 2), gpu_sanitize.FOUND),  # another one beside it
                          (f"{one}\n" + three.format(1, 2), gpu_sanitize.FOUND),  # another one, which was not printed
+                         (f"{one}\n{FULL}\n" + three.format(1, 1), gpu_sanitize.FOUND),  # others may not have been kept
                          (f"{one}\n" + three.format(1, 1), 1)):  # the question itself failed
         ran, result = sanitize({lane: [status, said, 0]}, "--only", "wgmma right", "--tools", "racecheck")
         assert ran.returncode == 1 and result["lanes"][lane]["state"] == "wrong" and "(1 known)" in ran.stdout, said
