@@ -8,7 +8,7 @@ Builds as gpu_check.py does. Then lanes side by side, each a process under one t
 kernels, pytest -m gpu, and questions of gpu_check.py, those of attention with our kernels alone watched, by racecheck in few small
 shapes (RACED in benchmarks/gpu/attention.py). A mistake planted for each tool must be found. Result:
 benchmarks/results/sanitize-<gpu>-<date>.json, and beside it $OUT, where that is a folder. Exit status: 0 all is clean, 1 something
-was found or failed, 2 no GPU or no compute-sanitizer, 3 nothing was found, but some lane did not end.
+was found or failed, 2 no GPU or no compute-sanitizer, 3 nothing was found, but some lane did not end; how far it came is told.
 What a tool reports of right code is named in KNOWN, with why: counted and told, but not wrong.
 """
 
@@ -16,6 +16,7 @@ import argparse
 import collections
 import concurrent.futures
 import dataclasses
+import json
 import math
 import os
 import re
@@ -83,7 +84,8 @@ def lanes(arch: str, folder: str) -> list[Lane]:
                                  ("stages on one GPU", TOOLS[:1], ())):  # fmt: skip
         for tool in tools:
             to = f"{folder}/{len(found)}.json"
-            found.append(Lane(tool, what, (python, gpu_check.SELF, "--answer", what, "--to", to), options))
+            found.append(Lane(tool, what, (python, gpu_check.SELF, "--answer", what, "--to", to), options,
+                              {"GPU_CHECK_SO_FAR": f"{to}.so_far"}))  # fmt: skip
     marked = [path for path in sorted((gpu_check.ROOT / "tests").glob("test_cuda_*.py")) if "mark.gpu" in path.read_text()]
     tests = (python, *PYTEST, "-m", "gpu", *(str(path.relative_to(gpu_check.ROOT)) for path in marked))
     return found + [Lane(tool, "tests", tests, environment=PLUGINS) for tool in ("memcheck", "initcheck")]
@@ -182,6 +184,8 @@ class Sanitize(gpu_check.Asking):
             record["known"] = {why: reports(alike, len(alike)) for why, alike in kinds.items()}
         if state != "clean":
             record["output"] = re.sub(r"\n\s*\n", "\n", TOLD.sub("", said))[-3000:]
+            if (partly := Path(lane.environment.get("GPU_CHECK_SO_FAR", ""))).is_file():
+                record["so_far"] = json.loads(partly.read_text())
         return self.keep(lane, state, record)
 
     def keep(self, lane: Lane, state: str, record: dict[str, Any]) -> str:
