@@ -429,19 +429,21 @@ def wgmma_right():
         return {"headline": f"not measured: {why}"}
     told = {"kernels": right([(BF16, 1), (BF16, 2), (BF16, 3)], wgmma=True)}
     so_far(told)
-    if watched() != "racecheck":  # the same kernels again
-        told["bits"] = bits(wgmma=True)
-        so_far(told)
-        told["by shape"] = ruled()
-        so_far(told)
+    # What follows asks for the same kernels again, the last of it beside products, and in these racecheck 2025.3 ends a process
+    # ("failed to handle a hardware exception" in cublasLtMatmul; 2026-11-27, H100 and H200; memcheck and no tool find nothing).
+    if watched() == "racecheck":
+        return told | {"headline": told["kernels"]["headline"]}
+    told["bits"] = bits(wgmma=True)
+    so_far(told)
+    told["by shape"] = ruled()
+    so_far(told)
     (its, caveats), (again, _), (mma, of_mma) = losses("wgmma"), losses("wgmma"), losses("mma")
     told |= {"losses": {"wgmma": its, "again": again, "mma": mma}, "caveats": caveats, "caveats by mma.sync": of_mma}
     so_far(told)
     assert its == again and np.allclose(its, mma, rtol=3e-3), told
     assert not [one for one in caveats if "attention" in one], caveats
     assert any("by mma.sync, as TERAPIPE_ATTENTION asks" in one for one in of_mma), of_mma
-    parts = {"kernels": "", "bits": "", "by shape": "by shape "}
-    heads = [f"{before}{told[part]['headline']}" for part, before in parts.items() if part in told]
+    heads = told["kernels"]["headline"], told["bits"]["headline"], f"by shape {told['by shape']['headline']}"
     return told | {"headline": f"{'; '.join(heads)}; losses as by mma.sync"}
 
 
@@ -508,14 +510,13 @@ def losses(attention):
     import terapipe_c as tp
 
     os.environ["TERAPIPE_ATTENTION"] = attention
-    raced = watched() == "racecheck"
-    model = small_model(n_layer=1, n_head=1, n_embd=64, block_size=128) if raced else small_model()
+    model = small_model()
     T = model.block_size
     _, make = engine_of(model, [(2, [T // 4] * 4), (1, [T // 2 + 1, T // 2 - 1])])
     engine = make(0)
     engine.load(tp.init_params(model, seed=1))
     tokens = np.random.default_rng(2).integers(0, model.vocab_size, (3, T + 1)).astype(np.int32)
-    return [engine.run(tokens, step=step, **HYPER)[0] for step in (1, 2, 3)[: 2 if raced else 3]], engine.caveats
+    return [engine.run(tokens, step=step, **HYPER)[0] for step in (1, 2, 3)], engine.caveats
 
 
 def cudnn_right():
