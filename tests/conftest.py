@@ -31,11 +31,11 @@ SHARING = [f"test_{name}" for name in """
     auto ladder cuda_pipedream training cuda_guests signals plan judge cuda_stage mpi gpu_check links cuda_wgmma cuda_chimera
     cuda_replicas cuda_cudnn planner_plans surroundings benchmarks train cuda_build lean notebook swap chimera_plan limits
     swap_beside examples uneven cuda_graphs bpipe package cuda_nccl cli comm compare halted pipedream gemm replicas auto_bounds
-    dawnpiper progress cuda_attention chimera_engine split layering types passed_over cuda_progress bmpipe planners checkpoint
-    engine sweep launchers_end cuda_rows in_flight gpu_sanitize stage layer_graph planner_arguments cuda_optim baselines cost
-    sliced cuda_races bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network cuda_apart
-    reference recompute baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view zoo
-    cuda_pipeline doctor data capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start
+    dawnpiper progress profiled cuda_attention chimera_engine split layering types passed_over cuda_progress bmpipe planners
+    checkpoint engine sweep launchers_end cuda_rows in_flight gpu_sanitize stage layer_graph emulated planner_arguments cuda_optim
+    baselines cost sliced cuda_races bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network
+    cuda_apart reference recompute baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view
+    zoo cuda_pipeline doctor data capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start
     capture_data capture_functions capture_in_place dawnpiper_work mapped
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None

@@ -1,0 +1,216 @@
+"""Profiling, whatever the clock says: what is measured and planned on, what is refused, what ends it, what samples become."""
+import math
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import CostModel, _core, profiling
+from terapipe_c.profiling import _head_slicing, head_work, spread, steadied, weight_groups
+
+MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
+
+
+def test_a_plan_on_it_runs():
+    measured = tp.profile(MODEL, micro_batch=2, seq_len=256, budget_s=1)
+    plan = tp.plan(MODEL, tp.Cluster.local(), batch=2, seq_len=256, costs=measured, stages=2)
+    assert plan.step_time_s > 0 and plan.lower_bound_s <= plan.step_time_s * (1 + 1e-9)
+    data = (np.arange(5000) % 97).astype(np.int32)
+    report = tp.launch(plan, data, 3, processes=False, progress=False).wait().report()
+    assert report.predicted_step_time_s == plan.step_time_s and report.step_time_s > 0
+    other = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=256)
+    with pytest.raises(ValueError, match="n_embd = 64"):
+        tp.plan(other, tp.Cluster.local(), batch=2, seq_len=256, costs=measured)
+
+
+@pytest.mark.filterwarnings("ignore:.*the fit of t_ctx")  # a few noisy samples
+@pytest.mark.parametrize("options", [dict(seq_len=1), dict(seq_len=2), dict(seq_len=7), dict(seq_len=17, micro_batch=3),
+                                     dict(seq_len=48, threads=2, ranks=1), dict(seq_len=64, ranks=3)], ids=str)
+def test_the_smallest_models_and_shortest_sequences_are_measured(options):
+    model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=5, block_size=64, bias=False, tie_weights=False)
+    costs = tp.profile(model, budget_s=0.1, **options)
+    times = costs.time(np.arange(1, options["seq_len"] + 1))
+    assert np.isfinite(times).all() and (np.asarray(times) > 0).all()
+    assert tp.plan(model, tp.Cluster.local(), batch=3, seq_len=options["seq_len"], costs=costs, stages=2).step_time_s > 0
+
+
+def test_the_budget_bounds_it():
+    """Twelve layers of a larger model in the time for a tiny one: no more than a generous multiple of what was allowed."""
+    model = tp.GPTConfig(n_layer=12, n_head=4, n_embd=256, vocab_size=1000, block_size=512)
+    begin = time.process_time()
+    tp.profile(model, budget_s=0.5, ranks=1)
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.parametrize(("word", "options"), [
+    ("backend is 'gpu'", dict(backend="gpu")), ("seq_len is 257.*block_size = 256", dict(seq_len=257)),
+    ("seq_len", dict(seq_len=0)), ("micro_batch", dict(micro_batch=0)), ("threads", dict(threads=0)),
+    ("threads", dict(threads=1.5)), ("ranks", dict(ranks=0)),
+    ("budget_s is 0", dict(budget_s=0)), ("budget_s is nan", dict(budget_s=float("nan"))), ("budget_s", dict(budget_s=-1.0)),
+    ("budget_s", dict(budget_s="long"))], ids=str)  # fmt: skip
+def test_bad_requests_are_refused(word, options):
+    with pytest.raises((ValueError, TypeError), match=word) as caught:
+        tp.profile(MODEL, **options)
+    assert isinstance(caught.value, tp.Error)
+
+
+def test_ctrl_c_ends_what_measures(monkeypatch):
+    """Not only the call: its ranks would measure on for the rest of the budget, and the end of Python would wait for them."""
+    runs, running = [], []
+
+    def run(self, tokens, **options):
+        runs.append(None)
+        running.append(self)
+        try:
+            if len(runs) == 8:                          # of a rank that has a hundred more to do
+                os.kill(os.getpid(), signal.SIGINT)
+            return real(self, tokens, **options)
+        finally:
+            running.remove(self)
+
+    real = profiling.RankEngine.run
+    monkeypatch.setattr(profiling.RankEngine, "run", run)
+    monkeypatch.setattr(profiling, "MOST_REPEATS", 100000)
+    with pytest.raises(KeyboardInterrupt):
+        tp.profile(MODEL, budget_s=120, ranks=2)
+    assert len(runs) >= 8 and not running
+    assert tp.profile(MODEL, seq_len=16, budget_s=0.1).time(16) > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_rank_that_fails_while_measuring_is_told_and_ends_the_others(monkeypatch, ranks):
+    def run(self, tokens, **options):
+        with lock:
+            runs.append(None)
+            if len(runs) == 3 * ranks:
+                raise MemoryError("no more of it")
+        return real(self, tokens, **options)
+
+    lock, runs, real = threading.Lock(), [], profiling.RankEngine.run
+    monkeypatch.setattr(profiling.RankEngine, "run", run)
+    with pytest.raises(MemoryError, match="no more of it"):
+        tp.profile(MODEL, budget_s=20, ranks=ranks)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(tp.Error, match="model"):
+        tp.profile("gpt2-124m")
+
+
+def test_a_machine_that_slows_down_does_not_make_what_ran_then_dear() -> None:
+    rng = np.random.default_rng(0)
+    true = {key: float(rng.uniform(1e-3, 1e-1)) for key in range(40)}
+    speed = [1.0] * 12 + [1.7] * 8
+    samples = [(key, window, true[key] * speed[window] * float(rng.uniform(1.0, 1.05)))
+               for window in range(20) for key in rng.choice(40, 6, replace=False).tolist()]  # fmt: skip
+    found = steadied(samples)
+    assert set(found) == {key for key, _, _ in samples}
+    level = 1.025 * 1.7 ** 0.3      # the middle half of the windows: 7 parts of 10 at full speed, 3 at the slow one
+    assert max(abs(found[key] / true[key] / level - 1.0) for key in found) < 0.1
+    raw = {key: float(np.median([s for k, _, s in samples if k == key])) for key in found}
+    assert max(abs(raw[key] / true[key] - 1.025) for key in found) > 0.5     # what it is there for
+
+
+def test_noise_does_not_make_a_longer_slice_cheaper_or_less_efficient() -> None:
+    samples = [(float(n), float(n), 0.0, 1e-3 + 1e-4 * n * (1.4 if n == 32 else 0.8 if n == 48 else 1.0))
+               for n in (8, 16, 32, 48, 64, 96)]
+    costs = tp.CostModel.from_measurements({kind: {"F": samples} for kind in ("attention", "ffn")}, smooth=True)
+    curve = costs.curves["ffn", "F"]
+    rates = [s / n for n, s in zip(curve.rows, curve.seconds, strict=True) if n]
+    assert all(a >= b - 1e-12 for a, b in zip(rates, rates[1:], strict=False)), rates
+    assert all(a <= b for a, b in zip(curve.seconds, curve.seconds[1:], strict=False)), curve.seconds
+
+
+@pytest.mark.parametrize("cuts", [[[7]], [[300, 200, 100]], [[64] * 16], [[512, 256, 128, 64, 32, 16, 8, 8], [1024]],
+                                  [[1] * 50, [50]]])
+def test_every_row_of_the_head_is_passed_once_and_flushed_once_or_left(cuts) -> None:
+    work, left = head_work(cuts)
+    assert set(work) == {(phase, q, s) for phase in "FI" for q, cut in enumerate(cuts) for s in range(len(cut))}
+    total = sum(map(sum, cuts))
+    assert sum(did.own for did in work.values()) == sum(did.passed for did in work.values()) == total
+    assert sum(did.flushed for did in work.values()) + sum(left) == total and max(left) < _core.HEAD_TILE
+    for q, cut in enumerate(cuts):
+        assert sum(work["F", q, s].own for s in range(len(cut))) == (sum(cut) + 2) // 3
+        assert sum(work["F", q, s].passed for s in range(len(cut))) == (sum(cut) + 2) // 3
+
+
+@pytest.mark.parametrize("cut", [[7], [300, 200, 100], [64] * 16, [512, 256, 128, 64, 32, 16, 8, 8], [1] * 50,
+                                 [255, 1, 255, 1, 256], [1, 1, 62, 5], [20, 300, 7, 260, 31]])
+def test_every_weight_gradient_is_made_once_and_a_product_is_long_or_of_the_last_two_slices(cut) -> None:
+    groups, begin, left = weight_groups(cut), np.cumsum([0, *cut]).tolist(), 0
+    assert [length for s in sorted(groups, reverse=True) for length in groups[s][1]] == cut[::-1]
+    for s in sorted(groups, reverse=True):
+        rows, lengths = groups[s]
+        assert s < 2 or _core.WEIGHT_ROWS <= rows < _core.WEIGHT_ROWS + lengths[-1] + _core.ROW_GROUP
+        assert lengths == cut[s:s + len(lengths)][::-1] and begin[s] + sum(lengths) == begin[s + len(lengths)]
+        assert rows > 0 and (s == 0 or rows % _core.ROW_GROUP == 0)
+        left += sum(lengths) - rows
+        assert 0 <= left < (_core.ROW_GROUP if s else 1)        # to the next
+    above = sum(cut[1:]) // _core.ROW_GROUP * _core.ROW_GROUP - sum(rows for s, (rows, _) in groups.items() if s > 1)
+    assert 0 in groups and groups.get(1, (0, []))[0] == above
+
+
+@pytest.mark.parametrize("bound", [0.0, 12.0, 24.0, 40.0])
+@pytest.mark.parametrize("rows", [96, 192, 384, 1024])
+def test_a_short_sample_of_the_head_tells_what_long_slices_take(rows, bound) -> None:
+    """Where the weights bind up to as many rows as F waits for, and little time was left to measure."""
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        cut = _head_slicing(rows)
+        seconds = {(phase, cut[s], did): 1e-3 * (max(did.passed, bound) if did.passed else 0.01) + 5e-4 * did.flushed
+                   for (phase, _, s), did in head_work([cut])[0].items()}
+        noisy = {key: taken * math.exp(0.03 * rng.standard_normal()) for key, taken in seconds.items()}
+        layer = {"F": [(n, n, 0, 1e-4 * n) for n in (8, 64)]}
+        samples = {"head": spread(noisy)[0], "attention": layer, "ffn": layer}
+        costs = CostModel.from_measurements(samples, smooth=True)
+        assert costs.block_seconds("head", "F", 1024) == pytest.approx(1.5e-3 * 1024 / 3, rel=0.35)
+        assert costs.block_seconds("head", "I", 1024) == pytest.approx(1.5e-3 * 1024 * 2 / 3, rel=0.35)
+
+
+def test_the_head_s_lumps_are_spread_over_the_slices_that_made_them() -> None:
+    """A pass of few rows takes as long as one of `least`, a flush comes now and then, all with 5 % of noise: each slice is charged
+    for its own rows, and the update is told what the waiting ones cost it."""
+    row, least, flush = 2e-3, 24.0, 1e-3
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        seconds = {}
+        for cuts in ([[512, 256, 128, 64, 32, 16, 8, 8], [1024]], [[96] * 10 + [64]]):
+            for (phase, q, s), did in head_work(cuts)[0].items():
+                taken = (row * max(did.passed, least) if did.passed else 1e-5) + flush * did.flushed
+                seconds[phase, cuts[q][s], did] = taken * math.exp(0.05 * rng.standard_normal())
+        found, (row_s, least_rows, flush_s) = spread(seconds)
+        assert row_s == pytest.approx(row, rel=0.2) and flush_s == pytest.approx(flush, rel=0.2) and 10 <= least_rows <= 40
+        samples = {"head": found, "attention": {"F": [(n, n, 0, 1e-4 * n) for n in (8, 64)]}, "ffn": {"F": [(8, 8, 0, 1e-4)]}}
+        costs = CostModel.from_measurements(samples, smooth=True)
+        for S in (64, 96, 128, 300):
+            assert costs.block_seconds("head", "F", S) == pytest.approx((row + flush) * S / 3, rel=0.2)
+            assert costs.block_seconds("head", "I", S) == pytest.approx((row + flush) * S * 2 / 3, rel=0.2)
+        assert costs.block_seconds("head", "I", 8) > 0.7 * row * least
+
+
+def test_instructions_take_what_was_measured_where_rows_wait() -> None:
+    """What a curve spreads, durations gather again: each F and I of the head takes what it took."""
+    row, least, flush = 2e-3, 24.0, 1e-3
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=16, block_size=1024)
+    cuts = [[96] * 10 + [64], [512, 256, 128, 64, 32, 32], [72, 72, 80, 48, 64, 72, 64, 72, 80, 104, 104, 104, 88], [1024]]
+    work, left = head_work(cuts)
+    seconds = {(phase, cuts[q][s], did): (row * max(did.passed, least) if did.passed else 1e-5) + flush * did.flushed
+               for (phase, q, s), did in work.items()}
+    found, waits = spread(seconds)
+    layer = {"F": [(n, n, 0, 1e-4 * n) for n in (8, 64)], "W": [(n, n, 0, 2e-4 * n) for n in (8, 64)]}
+    samples = {"head": found, "attention": layer, "ffn": layer}
+    costs = CostModel.from_measurements(samples, smooth=True, head_pass=waits, model=model)
+    d = costs.durations(partition=[(0, 3), (3, 4)], slicing=[(1, cut) for cut in cuts])
+    unit = 0
+    for q, cut in enumerate(cuts):
+        made = weight_groups(cut)
+        for s in range(len(cut)):
+            for phase in "FI":
+                assert d[phase][1, unit] == pytest.approx(seconds[phase, cut[s], work[phase, q, s]], rel=0.1, abs=4e-3)
+            assert d["W"][0, unit] == pytest.approx(4e-4 * made.get(s, (0,))[0]) and d["W"][1, unit] == 0.0
+            unit += 1
+    assert d["OPT"][0, 0] == 0.0 and d["OPT"][1, 0] == pytest.approx(flush * sum(max(n, least) for n in left if n), rel=0.1)
