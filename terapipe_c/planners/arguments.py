@@ -30,6 +30,8 @@ def explained(text: str) -> Callable[[_Function], _Function]:
 
 def integer(value: Any, what: str, bits: int = 31) -> int:
     """A whole number below 2^bits; True and 2.0 are refused."""
+    if type(value) is int and -(2**31) <= value < 2**31 and bits >= 31:
+        return value
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -43,6 +45,8 @@ def integer(value: Any, what: str, bits: int = 31) -> int:
 
 def number(value: Any, what: str, unit: str = "a number") -> float:
     """A float, also from an array of no dimensions; True and "2.0" are refused."""
+    if type(value) is float:
+        return value
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -62,6 +66,8 @@ def flag(value: Any, what: str) -> bool:
 def array(value: Any, what: str) -> FloatArray:
     """C-contiguous float64 from an array of any layout, from lists, narrower floats, and integers that float64 holds exactly; all
     else is refused. The C core checks the values."""
+    if type(value) is np.ndarray and value.dtype == np.float64 and value.ndim and value.flags.c_contiguous and value.flags.aligned:
+        return value                                           # as most are: a search asks planners thousands of times
     try:
         given = np.asarray(value)
     except (TypeError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +78,8 @@ class BMPipePlan(Answer):
 
 
 def _number(layer: Mapping[str, Any], key: str, where: str) -> float:
+    if type(layer) is dict and type(given := layer.get(key)) is float and 0.0 <= given < math.inf:
+        return given                                           # as most are
     try:
         if not isinstance(layer, Mapping):
             raise TypeError

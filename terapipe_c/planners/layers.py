@@ -213,9 +213,10 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
     seen: set[tuple[int, int]] = set()
     others: list[list[int]] = [[] for _ in graph.nodes]
     for k, edge in enumerate(graph.edges):
-        _is(edge, LayerEdge, f"edges[{k}]", "a LayerEdge")
-        _is_id(edge.source, f"edges[{k}].source")
-        _is_id(edge.target, f"edges[{k}].target")
+        if type(edge) is not LayerEdge or type(edge.source) is not int or type(edge.target) is not int:
+            _is(edge, LayerEdge, f"edges[{k}]", "a LayerEdge")
+            _is_id(edge.source, f"edges[{k}].source")
+            _is_id(edge.target, f"edges[{k}].target")
         for end in (edge.source, edge.target):
             if end not in index:
                 raise _core.InvalidValueError(f"edge {k} ({edge.source} to {edge.target}) ends at {end!r}, which is no node")
@@ -224,7 +225,8 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
         if (edge.source, edge.target) in seen:
             raise _core.InvalidValueError(f"edge {k} ({edge.source} to {edge.target}) is there twice")
         seen.add((edge.source, edge.target))
-        _number(edge.bytes, f"the size of edge {k} ({edge.source} to {edge.target})")
+        if type(edge.bytes) is not float or not 0.0 <= edge.bytes <= _MOST:
+            _number(edge.bytes, f"the size of edge {k} ({edge.source} to {edge.target})")
         others[index[edge.source]].append(edge.target)
         others[index[edge.target]].append(edge.source)
     source, target = (np.array([index[getattr(e, end)] for e in graph.edges], np.int32) for end in ("source", "target"))
@@ -261,8 +263,9 @@ def _pack(graph: LayerGraph) -> _Packed:
         raise _core.InvalidValueError("the graph has no nodes: at least one is needed")
     index: dict[int, int] = {}
     for k, node in enumerate(graph.nodes):
-        _is(node, LayerNode, f"nodes[{k}]", "a LayerNode")
-        _is_id(node.id, f"nodes[{k}].id")
+        if type(node) is not LayerNode or type(node.id) is not int:
+            _is(node, LayerNode, f"nodes[{k}]", "a LayerNode")
+            _is_id(node.id, f"nodes[{k}].id")
         if node.id in index:
             raise _core.InvalidValueError(f"{_called(node)} is there twice: ids must differ")
         index[node.id] = len(index)
@@ -409,12 +412,13 @@ def layer_graph(
     if held is not None and not 1 <= held <= micros:
         raise _core.InvalidValueError(f"in_flight is {held}: 1 to {micros}, micro_batches, are possible")
     always = np.zeros(n) if held is None else held * kept
-    nodes = []
+    nodes, each = [], kept.tolist() if held is None else [0.0] * n
+    times, weighs, fixed, all_held = ((forward + backward).tolist(), weights.tolist(), static.tolist(), (static + always).tolist())
+    more = None if again is None else again.tolist()
     for i in range(n):
-        time_s, each = float(forward[i] + backward[i]), float(kept[i]) if held is None else 0.0
-        ways = [LayerVariant("keep", time_s, float(weights[i]), each, float(static[i] + always[i]))]
-        if again is not None:
-            ways.append(LayerVariant("recompute", time_s + float(again[i]), float(weights[i]), 0.0, float(static[i])))
+        ways = [LayerVariant("keep", times[i], weighs[i], each[i], all_held[i])]
+        if more is not None:
+            ways.append(LayerVariant("recompute", times[i] + more[i], weighs[i], 0.0, fixed[i]))
         nodes.append(LayerNode(i, {1: ways}))
     edges = [LayerEdge(i, i + 1, size) for i in range(n - 1)]
     return LayerGraph(

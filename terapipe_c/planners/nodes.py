@@ -111,7 +111,7 @@ class Nodes:
                 raise InvalidValueError(f"{key} has {len(value)} values and fwd_s {n}: one a node would be right")
         for key in NEEDED + OPTIONAL:
             value = getattr(self, key)
-            if value is not None and not (np.isfinite(value) & (value >= 0)).all():
+            if value is not None and not (value.min() >= 0.0 and value.max() < np.inf):      # false of NaN
                 at = int(np.argmin(np.isfinite(value) & (value >= 0)))
                 raise InvalidValueError(f"{key} of node {self.label(at)} is {value[at]}: a finite number of 0 or more is needed")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -49,8 +49,8 @@ class Task:
 
     def within(self, limit_bytes: Float, extra_bytes: Float | None = None, inputs_stay: bool = False) -> Task:
         """This task with another memory; what does not depend on the memory is carried over."""
-        other = replace(self, limit_bytes=limit_bytes, extra_bytes=self.extra_bytes if extra_bytes is None else extra_bytes,
-                        inputs_stay=inputs_stay)
+        extra = self.extra_bytes if extra_bytes is None else extra_bytes
+        other = Task(self.judge, self.schedule, self.slicing, limit_bytes, extra, self.host_Bps, self.held, inputs_stay, self.ahead)
         for name in _COUNTED_ONCE:
             other.__dict__[name] = getattr(self, name)
         return other
@@ -176,7 +176,7 @@ class Task:
                        for name in ("activation", "input"))
         return np.where(self.given, again, kept)
 
-    @property
+    @cached_property
     def _staying(self) -> Float:
         """[blocks] of bytes of the inputs that count as static (``inputs_stay``), of a micro-batch."""
         return np.where((self.saved_bytes > 0) & self.inputs_stay, self._kept - self.saved_bytes, 0.0)
@@ -317,21 +317,25 @@ def _bmpipe(task: Task) -> Wish:
         mine = {kinds[i]: i for i in blocks}
         return [(name, [mine[kind] for kind in again]) for name, again in _STRATEGIES.items() if all(k in mine for k in again)]
 
-    def total(values: Float, blocks: list[int]) -> float:
+    fwd, bwd, again_s, static, kept, saved = (values.tolist() for values in (
+        task.fwd, task.bwd, task.recompute, task.static_bytes, task.activation_bytes, task.saved_bytes))
+    extra = task.extra_bytes.tolist()
+
+    def total(values: list[float], blocks: list[int]) -> float:
         return float(sum(values[i] for i in blocks))
 
     types: list[list[list[int]]] = []                          # equal neighbours are one type
     for group in groups:
-        if types and all(kinds[i] == kinds[j] and task.extra_bytes[i] == task.extra_bytes[j]
+        if types and all(kinds[i] == kinds[j] and extra[i] == extra[j]
                          for i, j in zip(types[-1][0], group, strict=False)):
             types[-1].append(group)
         else:
             types.append([group])
     ways, sizes = [strategies(group[0]) for group in types], np.array([len(group[0]) for group in types])
-    layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(task.fwd, group[0]),
-               "bwd_s": total(task.bwd, group[0]), "static_bytes": total(task.static_bytes, group[0]),
-               "strategies": [{"name": name, "extra_bwd_s": total(task.recompute, again),
-                               "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
+    layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(fwd, group[0]),
+               "bwd_s": total(bwd, group[0]), "static_bytes": total(static, group[0]),
+               "strategies": [{"name": name, "extra_bwd_s": total(again_s, again),
+                               "activation_bytes": total(kept, group[0]) - total(saved, again)}
                               for name, again in way]} for group, way in zip(types, ways, strict=True)]
     chunks = task.judge.chunks                                  # effort, no clock; with several chunks nobody reads the bound
     effort = _EXACT if chunks == 1 else _CHUNKED // chunks
