@@ -1,8 +1,8 @@
 """How much faster is one sequence on two ranks than on one: does token slicing fill a pipeline at batch 1?
 
 speed-up = step time of 1 rank on 1 core / step time of 2 ranks on 2 cores; batch 1, one sequence of 2048 tokens, GPT-2's
-124M shape. Without token slices, two stages and one sequence cannot beat 1. Interleaved rounds; each turn launches afresh
-on exactly its cores and leaves out its first step.
+124M shape. Without token slices, two stages and one sequence cannot beat 1. Two ranks have what auto plans, and by the terapipe
+planner one stage each. Interleaved rounds; each turn launches afresh on exactly its cores and leaves out its first step.
 
     python benchmarks/pipeline_speedup.py [--rounds 3] [--steps 2] [--length 2048] [--layers 12] [--out FILE]
 """
@@ -18,6 +18,7 @@ from common import FOLDER, GPT2_VOCAB, arguments, corpus, header, interleave, su
 
 import terapipe_c as tp
 
+ONE_EACH = "2 rank(s), 2 core(s), one stage each"
 PRODUCTS = """
 import os, sys, time
 os.sched_setaffinity(0, [int(sys.argv[1])])
@@ -52,11 +53,12 @@ def two_cores_over_one() -> list[float]:
     return [products_per_s([first, second]) / max(products_per_s([first]), products_per_s([second])) for _ in range(3)]
 
 
-def turn_on(ranks: int, plan: Any, steps: int, data: str) -> Callable[[], dict[str, Any]]:
+def turn_on(name: str, plan: Any, steps: int, data: str) -> Callable[[], dict[str, Any]]:
+    ranks: int = plan.ranks
     cores = sorted(os.sched_getaffinity(0))
 
     def turn() -> dict[str, Any]:
-        out = FOLDER / "runs" / f"pipeline_speedup-{ranks}"
+        out = FOLDER / "runs" / f"pipeline_speedup-{name.replace(' ', '_')}"
         shutil.rmtree(out, ignore_errors=True)
         os.sched_setaffinity(0, cores[:ranks])  # workers inherit it
         try:
@@ -80,28 +82,31 @@ def main() -> None:
     result = header((__doc__ or "").splitlines()[0])
     model = tp.GPTConfig(n_layer=args.layers, n_head=12, n_embd=768, vocab_size=GPT2_VOCAB, block_size=args.length)
     costs = tp.profile(model, micro_batch=1, seq_len=args.length, backend="cpu", threads=1)
-    plans = {n: tp.plan(model, tp.Cluster.local(), batch=1, seq_len=args.length, costs=costs, stages=n) for n in (1, 2)}
-    for n, plan in plans.items():
-        print(f"{n} rank(s): stages {plan.stages}, slicing {plan.slicing}, predicted {plan.step_time_s:.2f} s")
+    asked = {"1 rank(s), 1 core(s)": (1, "auto"), "2 rank(s), 2 core(s)": (2, "auto"), ONE_EACH: (2, "terapipe")}
+    plans = {name: tp.plan(model, tp.Cluster.local(), batch=1, seq_len=args.length, costs=costs, stages=n, planner=planner)
+             for name, (n, planner) in asked.items()}  # fmt: skip
+    for name, plan in plans.items():
+        print(f"{name}: {plan.schedule}, stages {plan.stages}, slicing {plan.slicing}, predicted {plan.step_time_s:.2f} s")
     data = str(corpus())
     ceiling = two_cores_over_one()
-    turns = {f"{n} rank(s), {n} core(s)": turn_on(n, plan, args.steps, data) for n, plan in plans.items()}
+    turns = {name: turn_on(name, plan, args.steps, data) for name, plan in plans.items()}
     answers = interleave(turns, args.rounds)
     ceiling += two_cores_over_one()
     times = {name: summary([s for turn in said for s in turn["seconds"]]) for name, said in answers.items()}
-    one, two = (times[name]["median"] for name in turns)
+    one, two, each = (times[name]["median"] for name in turns)
     losses = {name: [turn["losses"] for turn in said] for name, said in answers.items()}
     result |= {
         "length": args.length, "layers": args.layers, "step_time_s": times, "speed_up": one / two,
-        "two_cores_over_one": ceiling,
-        "predicted_step_time_s": {name: plan.step_time_s for name, plan in zip(turns, plans.values(), strict=True)},
-        "slicing": {name: plan.slicing for name, plan in zip(turns, plans.values(), strict=True)},
+        "speed_up_one_stage_each": one / each, "two_cores_over_one": ceiling,
+        "predicted_step_time_s": {name: plan.step_time_s for name, plan in plans.items()},
+        "slicing": {name: plan.slicing for name, plan in plans.items()},
+        "schedule": {name: [plan.schedule, plan.stages] for name, plan in plans.items()},
         "losses": losses, "losses_bit_equal": len({str(said) for said in losses.values()}) == 1,
     }  # fmt: skip
     for name, times_of in times.items():
         low, high = times_of["quartiles"]
-        print(f"{name:24} {times_of['median']:8.3f} s a step   (quartiles {low:.3f} to {high:.3f})")
-    print(f"speed-up {one / two:.2f}; losses bit-equal: {result['losses_bit_equal']}")
+        print(f"{name:38} {times_of['median']:8.3f} s a step   (quartiles {low:.3f} to {high:.3f})")
+    print(f"speed-up {one / two:.2f} ({one / each:.2f} of one stage each); losses bit-equal: {result['losses_bit_equal']}")
     print(f"two cores do {min(ceiling):.2f} to {max(ceiling):.2f} times the products of one that share nothing, before and after")
     write("pipeline_speedup", result, args.out)
 
