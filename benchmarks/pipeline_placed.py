@@ -1,6 +1,6 @@
 """What placing halves of layers and weight gradients brings to a pipeline of four stages on one GPU, by the simulator.
 
-Costs are fitted to a step that a GPU gave (`slices of 512, W in gaps` of two results); with them partitions are searched by
+Costs are fitted to a step that a GPU gave (`slices of 512, W in gaps` of some results); with them partitions are searched by
 `gpu/placing.py`: with weight gradients last, behind the first input gradient of the rank's next stage, or where ranks would wait
 (Program.split); by moving single halves from equal stages or with kicks besides. Beside the seconds found stand those that the GPU
 then took, where it ran that. Milliseconds.
@@ -26,8 +26,11 @@ from gpu.pipeline import KNOWN, LONG, STAGES, chunked  # isort: skip
 from gpu.placing import KICKS, Costs, looped, placed  # isort: skip
 
 STAGE_COUNTS = 12, 13, 14
-BEHIND = "behind the first I"  # what the sources ran
-SOURCES = "h200-2026-11-27-placed.json", "h200-2026-11-27.json"
+BEHIND, IN_WAITS = "behind the first I", "in waits"
+SOURCES = {  # and what they ran
+    "h200-2026-11-27-placed.json": BEHIND, "h200-2026-11-27.json": BEHIND, "h200-2026-11-27-split.json": IN_WAITS,
+    "h200-2026-11-27-split-again.json": IN_WAITS, "h100-80gb-hbm3-2026-11-27.json": IN_WAITS,
+}  # fmt: skip
 MODEL = tp.GPTConfig(24, 16, 2048, 50257, LONG, tie_weights=False)
 
 
@@ -54,14 +57,14 @@ def traces_of(rows: list[list[str]]) -> list[list[tuple[Any, ...]]]:
     return found
 
 
-def searched(answer: dict[str, Any]) -> list[dict[str, Any]]:
+def searched(answer: dict[str, Any], ran: str) -> list[dict[str, Any]]:
     run = answer["slices of 512, W in gaps"]
     between = {name: statistics.median(one[name] for one in run["between"]) for name in ("handover_s", "between_s")}
     costs, slices = Costs(MODEL, KNOWN, traces_of(run["trace"]), between), 4
     last, behind = chunked(3, slices), {n: behind_first(STAGES, n, slices) for n in STAGE_COUNTS}
     asked = [(12, "last", lambda _: last, kicks) for kicks in (0, KICKS)]
     asked += [(n, BEHIND, lambda _, n=n: behind[n], kicks) for n in STAGE_COUNTS for kicks in ((0, KICKS) if n == 12 else (KICKS,))]
-    asked += [(n, "in waits", partial(costs.program, looped(STAGES, n, slices)), kicks)
+    asked += [(n, IN_WAITS, partial(costs.program, looped(STAGES, n, slices)), kicks)
               for n in STAGE_COUNTS for kicks in ((0, KICKS) if n == 12 else (KICKS,))]  # fmt: skip
     rows = []
     for stages, where, program_of, kicks in asked:
@@ -69,7 +72,7 @@ def searched(answer: dict[str, Any]) -> list[dict[str, Any]]:
         took = [one["step_s"] for said in ("", ", no graphs", ", as graphs")
                 if (one := answer.get(f"slices of 512, {stages} stages{said}", {})).get("halves") == halves]
         rows.append({"what": f"{stages} stages, W {where}, {kicks} kicks", "halves": halves, "simulated_ms": 1e3 * seconds,
-                     "measured_ms": [1e3 * one for one in took if where == BEHIND]})  # fmt: skip
+                     "measured_ms": [1e3 * one for one in took if where == ran]})  # fmt: skip
     return rows
 
 
@@ -79,8 +82,8 @@ def main() -> None:
     options = parser.parse_args()
     print(__doc__)
     found = {}
-    for source in SOURCES:
-        found[source] = searched(json.loads((RESULTS / source).read_text())["questions"]["pipeline"]["answer"])
+    for source, ran in SOURCES.items():
+        found[source] = searched(json.loads((RESULTS / source).read_text())["questions"]["pipeline"]["answer"], ran)
         print(source, *(f"{row['what']:46s} {row['simulated_ms']:6.2f} {row['halves']} measured "
                         f"{', '.join(f'{ms:.2f}' for ms in row['measured_ms'])}" for row in found[source]), "", sep="\n")
     question = "what placing halves of layers and weight gradients brings to a pipeline on one GPU"
