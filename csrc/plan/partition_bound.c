@@ -57,8 +57,7 @@ check(const tp_partition_question *q)
     if (q->schedule == TP_ZB_H1 || q->schedule == TP_ZB_H2 || q->schedule == TP_ZB_V)
         return tp_fail(TP_EVALUE, "schedule is %d: one that places no W would be right", (int)q->schedule);
     if (q->ranks < 1 || q->chunks < 1 || (q->chunks > 1 && q->schedule != TP_INTERLEAVED && q->schedule != TP_LOOPED_BFS))
-        return tp_fail(TP_EVALUE, "%d ranks of %d chunks in schedule %d: 1 or more, and several chunks interleaved or in looped BFS, would be "
-                       "right",
+        return tp_fail(TP_EVALUE, "%d ranks of %d chunks in schedule %d: 1 or more, several interleaved or in looped BFS, would be right",
                        q->ranks, q->chunks, (int)q->schedule);
     if (q->micros < 1 || q->micros > 65536)
         return tp_fail(TP_EVALUE, "%d micro-batches: 1 to 65536 would be right", q->micros);
