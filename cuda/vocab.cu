@@ -6,6 +6,7 @@
 #include "cuda/rows.h"
 
 #define GROUP_BLOCKS 65535 /* strips of columns lie in y */
+#define MANY_BLOCKS  1024  /* fill any GPU: then a block takes ROWS_WARPS groups, a warp each that has few rows */
 #define LOSS_BLOCK   768   /* threads, at most: twice that is what the smallest SM (sm_120) holds */
 #define LOSS_BLOCKS  2     /* of an SM: their rows stay in its share of the L2 cache from one pass to the other */
 #define LOG2_E       1.4426950408889634f
@@ -23,7 +24,7 @@ typedef struct {
     const int32_t *group_index, *group_start, *rows_of;
     const void *dy;
     float *grad;
-    int n, vector;
+    int n, each, vector, vector_grad; /* each: groups that a block takes at a time, 1 to ROWS_WARPS */
 } embedding_gradient_args;
 
 typedef struct {
@@ -92,10 +93,13 @@ tp_cuda_embedding_gradient(tp_stream stream, tp_dtype dtype, int64_t n, int64_t 
 {
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t strip = TP_WARP * (int64_t)(16 / element);
-    embedding_gradient_args a = {groups, dy_stride, grad_stride, group_index, group_start, rows_of, dy, grad, (int)n, 0};
-    const tp_grid grid = tp_grid2(groups < GROUP_BLOCKS ? groups : GROUP_BLOCKS, (n + strip - 1) / strip);
+    const int64_t strips = (n + strip - 1) / strip, each = groups / ROWS_WARPS * strips < MANY_BLOCKS ? 1 : ROWS_WARPS;
+    const int64_t blocks = (groups + each - 1) / each;
+    embedding_gradient_args a = {groups, dy_stride, grad_stride, group_index, group_start, rows_of, dy, grad, (int)n, (int)each, 0, 0};
+    const tp_grid grid = tp_grid2(blocks < GROUP_BLOCKS ? blocks : GROUP_BLOCKS, strips);
     TP_TRY(rows_check(groups, n));
     a.vector = n % (16 / (int64_t)element) == 0 && rows_aligned(dy, dy_stride, element);
+    a.vector_grad = rows_aligned(grad, grad_stride, sizeof *grad);
     return dtype == TP_BF16 ? TP_LAUNCH(embedding_gradient_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(embedding_gradient_f32, grid, ROWS_BLOCK, 0, stream, a);
 }

@@ -253,6 +253,27 @@ def test_embedding_gradient(k: Kernels, dtype: int) -> None:
         k.clear()
 
 
+@DTYPES
+def test_bits_of_the_embedding_gradient_do_not_depend_on_how_many_groups_a_block_takes(k: Kernels, dtype: int) -> None:
+    """Eight where there are many groups, of few rows by a warp each; one where a call has few. On and off 16 bytes."""
+    rng, strip = np.random.default_rng(16), 256 if dtype == BF16 else 128
+    counts = np.where(rng.random(256) < 0.9, rng.integers(1, 3, 256), rng.integers(3, 9, 256))
+    counts[[0, 7, 8, 100]] = 9, 8, 40, 70
+    index = rng.permutation(np.repeat(np.arange(256), counts))
+    for n, stride in ((32 * strip, 32 * strip), (31 * strip + 3, 31 * strip + 5)):
+        groups, group_index, group_start, rows_of_group = group(k, index, 256)
+        dy, before = rows_of(k, dtype, rng, len(index), n, n), rng.normal(size=(256, stride)).astype(np.float32)
+        whole, parts = k.put(before), k.put(before)
+        k("embedding_gradient", dtype, n, groups, group_index, group_start, rows_of_group, dy, n, whole, stride)
+        for g in range(0, groups, 50):
+            k("embedding_gradient", dtype, n, min(50, groups - g), group_index[g:], group_start[g:], rows_of_group, dy, n, parts, stride)
+        want = before.copy()
+        np.add.at(want[:, :n], index, numbers(dy))
+        close(whole, want, 3e-6)
+        assert whole.tobytes() == parts.tobytes() and (whole[:, n:] == before[:, n:]).all()
+        k.clear()
+
+
 def test_groups(k: Kernels) -> None:
     rng = np.random.default_rng(7)
     for rows, height in [(0, 5), (1, 1), (10, 1), (1000, 3), (50, 50000), (2000, 300), *rng.integers(1, 60, (200, 2))]:
