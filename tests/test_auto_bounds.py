@@ -287,3 +287,12 @@ def test_what_cannot_win_by_recomputing_is_not_searched():
     plan = tp.plan(model, cluster, batch=2, seq_len=32, costs=costs, granularity=8, stages=1, data_parallel=1)
     left = [line for line in plan.search_log if line.startswith("not told to recompute ")]
     assert left and "bounds" in left[0] and not any(line.startswith("told to recompute") for line in plan.search_log)
+
+
+def test_a_short_time_limit_leaves_a_plan_where_chunks_alone_cannot_be_interleaved():
+    """One sequence, or three, on two ranks: what is made at once was of interleaved stages alone, so there was none."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
+    cluster = tp.Cluster(num_devices=2, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+    for batch, chunks in ((1, 2), (3, 3)):
+        cut = tp.plan(model, cluster, batch=batch, seq_len=32, stages=2, chunks=chunks, time_limit_s=1e-9)
+        assert cut.chunks == chunks and cut.search_log[-1].endswith("by what could be built at once")

@@ -177,9 +177,11 @@ def plan_singles_within(request: Request, part: float) -> Hurried:
 
 def _at_once(request: Request) -> Found | None:
     even, quick = single(request, "uniform"), single(request, "dawnpiper")
-    found = _answer(even) if even is not None else None
-    if isinstance(found, Found):
-        return found
+    others = (_asked(request, "uniform", (name,), request.chunks, request.ranks) for name in schedules_of(request, request.chunks))
+    for asked in [even] if even is not None else others:       # what chunks stand for by themselves may not be possible
+        found = _answer(asked) if asked is not None else None
+        if isinstance(found, Found):
+            return found
     for ranks in () if quick is None or quick.partition is not None else quick.ranks:
         assert quick is not None
         judge = quick.judge(ranks)
