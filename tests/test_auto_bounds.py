@@ -296,3 +296,14 @@ def test_a_short_time_limit_leaves_a_plan_where_chunks_alone_cannot_be_interleav
     for batch, chunks in ((1, 2), (3, 3)):
         cut = tp.plan(model, cluster, batch=batch, seq_len=32, stages=2, chunks=chunks, time_limit_s=1e-9)
         assert cut.chunks == chunks and cut.search_log[-1].endswith("by what could be built at once")
+
+
+def test_all_schedules_of_given_chunks_are_told_to_recompute():
+    """Interleaved stages alone were: of one sequence on two ranks, which these cannot have, nothing was said to fit."""
+    cluster = tp.Cluster(num_devices=2, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+    long = tp.GPTConfig(n_layer=5, n_head=2, n_embd=16, vocab_size=32, block_size=256)
+    request = dict(batch=1, seq_len=256, stages=2, chunks=2, memory_bytes=2000000)         # keeping everything needs 2237760
+    plan = tp.plan(long, cluster, **request)
+    assert any(plan.recompute) and plan.chunks == 2 and "terapipe with recompute = 'ffn'" in plan.search_log[-1]
+    named = tp.plan(long, cluster, planner="terapipe", schedule="hanayo", recompute="ffn", **request)
+    assert plan.step_time_s <= named.step_time_s

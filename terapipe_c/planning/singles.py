@@ -11,7 +11,7 @@ from .._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
 from ..guests import evicts
 from .bounds import again_bound_s
 from .deadline import late, share, without
-from .judge import CHIMERA, LOOPED, SLICED, SLIGHT, Judge, possible
+from .judge import CHIMERA, LOOPED, SLICED, SLIGHT, Judge, lightest, possible
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
 from .request import (
@@ -193,25 +193,44 @@ def _at_once(request: Request) -> Found | None:
 
 
 def recomputing(request: Request, rival_s: Callable[[], float]) -> Iterator[tuple[str, Found | Error | None]]:
-    """(choice of ``recompute``, plan or why there is none) of the terapipe planner for each choice, all schedules together; None:
-    the bounds of plans that recompute so much are no better than ``rival_s()``, the seconds of the plan in hand. The papers'
-    planners need not be asked: they choose for themselves what to recompute."""
+    """(choice of ``recompute``, plan or why there is none) of the terapipe planner for each choice, all schedules; None: the bounds
+    of plans that recompute so much are no better than ``rival_s()``, the seconds of the plan in hand. The papers' planners need
+    not be asked: they choose for themselves what to recompute."""
+    orders = [_usual(request, "terapipe")]
+    if request.free_schedule and request.chunks > 1:           # else schedules of one stage a rank, which are searched together
+        orders = [(name,) for name in schedules_of(request, request.chunks)]
     for i, (what, kinds) in enumerate(RECOMPUTE.items()):
         flags = tuple(block.kind in kinds for block in request.model.blocks)
         told = replace(request, recompute=flags, each_alone=False)
-        asked = _asked(told, "terapipe", _usual(request, "terapipe"), request.chunks, request.ranks)
-        if asked is None:
-            continue
-        rival = rival_s()
-        if rival < math.inf and CHIMERA not in asked.schedules:
-            bounds = again_bound_s(asked, kinds)
-            asked = replace(asked, ranks=tuple(n for n in asked.ranks if bounds[n] < rival * SLIGHT))
-        if not asked.ranks:
-            yield what, None
+        asked = [one for names in orders if (one := _asked(told, "terapipe", names, request.chunks, request.ranks)) is not None]
+        if not asked:
             continue
         with share(2 / (len(RECOMPUTE) - i + 1)):
-            found = _answer(asked, partial(_against, asked, rival))
+            found: Found | Error | None = None
+            for j, one in enumerate(asked):
+                rival = min(rival_s(), found.candidate.seconds if isinstance(found, Found) else math.inf)
+                with share(2 / (len(asked) - j + 1)):
+                    found = _quicker(found, _told(one, kinds, rival))
         yield what, found
+
+
+def _told(asked: Request, kinds: tuple[str, ...], rival_s: float) -> Found | Error | None:
+    """The plan, on those numbers of ranks whose bounds are better than ``rival_s``; None: there are none."""
+    if rival_s < math.inf and CHIMERA not in asked.schedules:
+        bounds = again_bound_s(asked, kinds)
+        asked = replace(asked, ranks=tuple(n for n in asked.ranks if bounds[n] < rival_s * SLIGHT))
+    return _answer(asked, partial(_against, asked, rival_s)) if asked.ranks else None
+
+
+def _quicker(one: Found | Error | None, other: Found | Error | None) -> Found | Error | None:
+    """The faster plan; of two refusals the one that the time limit made, else the one that needs least memory."""
+    if isinstance(one, Found) and isinstance(other, Found):
+        return other if other.candidate.seconds < one.candidate.seconds * SLIGHT else one
+    if isinstance(one, Found) or other is None:
+        return one
+    if isinstance(one, InfeasibleError) and isinstance(other, InfeasibleError):
+        return lightest([one, other])
+    return one if isinstance(one, DeadlineError) and not isinstance(other, Found) else other
 
 
 def _against(asked: Request, rival_s: float, ranks: int) -> Judge:
