@@ -107,7 +107,9 @@ def test_schedules_that_go_down_and_up_again_say_what_they_cannot():
                           (dict(schedule="dualpipe-v", stages=3, batch=4), "at least 6"), (dict(schedule="zb-v", planner="bmpipe"),
                           "interleaved would be right"), (dict(schedule="zb-v", planner="autopipe"), "one stage a rank"),
                           (dict(schedule="looped-bfs", planner="bmpipe"), "interleaved would be right"),
-                          (dict(schedule="looped-bfs", planner="dapple"), "one stage a rank")):
+                          (dict(schedule="looped-bfs", planner="dapple"), "one stage a rank"),
+                          (dict(chunks=2, stages=3), "a multiple of the ranks would be right; schedule looped-bfs has any number"),
+                          (dict(chunks=2, stages=3, planner="bmpipe"), "a multiple of the ranks would be right$")):
         with pytest.raises(tp.InvalidValueError, match=word):
             tp.plan(MODEL, CLUSTER, **{"batch": BATCH, "seq_len": SEQ, "planner": "uniform", "stages": 2} | request)
 

@@ -429,9 +429,10 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
             return "" if "" in reasons else reasons[0]
 
         ranks = tuple(r for r in ranks if not why_not(r)) or ranks[-1:] if free else ranks
+        told = known == ("interleaved",) and planner != "bmpipe" and chunks > 1
         for why in map(why_not, ranks):
             if why:
-                raise InvalidValueError(why)
+                raise InvalidValueError(why + f"; schedule {LOOPED} has any number" * told)
     limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
     if granularity is None:
         unit = 0
