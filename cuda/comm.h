@@ -16,6 +16,7 @@ typedef struct {
     void *data;
     size_t bytes;
     uint64_t tag; /* "inproc": for errors */
+    int is_out;   /* "inproc": its message has been copied to `data` before its reader waits for it */
     tp_cuda_note said; /* the sender's note about the message; the host's communicator may write it until the message is taken */
 } tp_cuda_receive;
 

@@ -113,13 +113,81 @@ look_again(inproc_comm *c, waiting *w)
     return TP_OK;
 }
 
+static tp_status
+check_same(const tp_comm *comm, int peer, size_t sent, size_t expected)
+{
+    return sent == expected ? TP_OK
+                            : tp_fail(TP_ECONNECTION, "rank %d sent %zu bytes where rank %d expected %zu", peer, sent,
+                                      comm->rank, expected);
+}
+
+static tp_status
+await_device(inproc_comm *c, tp_cuda_event filled, int peer, const tp_cuda_receive *r)
+{
+    waiting w = {.peer = peer, .inward = 1, .tag = r->tag, .bytes = r->bytes};
+    int arrived = (c->ways & TP_INPROC_QUEUES) != 0, settled = !(c->ways & TP_INPROC_SETTLES);
+    for (;;) {
+        if (!settled)
+            TP_TRY(tp_cuda_query(c->base.device, c->base.compute, &settled));
+        if (!arrived)
+            TP_TRY(tp_cuda_event_query(c->base.device, filled, &arrived));
+        if (settled && arrived)
+            return TP_OK;
+        TP_TRY(look_again(c, &w));
+    }
+}
+
+/* Copy the message of a posted receive, whose word is here, out of its slot. */
+static tp_status
+take_out(inproc_comm *c, int peer, const tp_cuda_receive *r)
+{
+    TP_TRY(check_same(&c->base.comm, peer, r->said.bytes, r->bytes));
+    outbox *box = r->said.of;
+    int i = (int)(r->said.number % TP_INPROC_SLOTS);
+    TP_TRY(await_device(c, box->filled[i], peer, r));
+    TP_TRY(tp_cuda_event_wait(c->base.device, box->filled[i], c->base.compute));
+    TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, r->data, box->slot[i], r->bytes, TP_CUDA_ON_DEVICE));
+    if (box->freed[i] == NULL)
+        TP_TRY(tp_cuda_event_create(c->base.device, 0, &box->freed[i]));
+    TP_TRY(tp_cuda_event_record(c->base.device, box->freed[i], c->base.compute));
+    atomic_store(&box->taken, r->said.number + 1);
+    return TP_OK;
+}
+
+/* Take out what is here of what was posted, though nobody reads it yet: its memory is free since it was posted. A rank that waits
+ * for a slot must, since its peer may wait for one of those that hold its messages to this rank: what passes all micro-batches
+ * through a stage sends more of them ahead of their readers than there are slots. */
+static tp_status
+take_out_early(inproc_comm *c)
+{
+    tp_comm *control = c->base.control;
+    if (control->ops->progress != NULL)
+        TP_TRY(control->ops->progress(control));
+    for (int peer = 0; peer < c->base.comm.ranks; peer++) {
+        tp_cuda_receives *queue = &c->base.from[peer];
+        for (unsigned k = 0; k < queue->count; k++) {
+            tp_cuda_receive *r = &queue->items[(queue->first + k) % TP_COMM_POSTED];
+            if (!r->is_out && r->said.of == NULL)
+                break;
+            if (r->is_out)
+                continue;
+            TP_TRY(control->ops->recv_wait(control, peer));
+            TP_TRY(take_out(c, peer, r));
+            r->is_out = 1;
+        }
+    }
+    return TP_OK;
+}
+
 /* Until the receiver has recorded that it has read what the slot held. */
 static tp_status
 await_slot(inproc_comm *c, outbox *box, int peer, uint64_t tag)
 {
     waiting w = {.peer = peer, .tag = tag, .bytes = c->base.message_bytes};
-    while (box->sent - atomic_load(&box->taken) >= TP_INPROC_SLOTS)
+    while (box->sent - atomic_load(&box->taken) >= TP_INPROC_SLOTS) {
+        TP_TRY(take_out_early(c));
         TP_TRY(look_again(c, &w));
+    }
     return TP_OK;
 }
 
@@ -152,14 +220,6 @@ inproc_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes
     return c->base.control->ops->recv_post(c->base.control, peer, tag, &r->said, sizeof r->said);
 }
 
-static tp_status
-check_same(const tp_comm *comm, int peer, size_t sent, size_t expected)
-{
-    return sent == expected ? TP_OK
-                            : tp_fail(TP_ECONNECTION, "rank %d sent %zu bytes where rank %d expected %zu", peer, sent,
-                                      comm->rank, expected);
-}
-
 /* The oldest posted receive's word of the sender, without sleep. */
 static tp_status
 spin_for_word(inproc_comm *c, int peer)
@@ -177,41 +237,18 @@ spin_for_word(inproc_comm *c, int peer)
 }
 
 static tp_status
-await_device(inproc_comm *c, tp_cuda_event filled, int peer, const tp_cuda_receive *r)
-{
-    waiting w = {.peer = peer, .inward = 1, .tag = r->tag, .bytes = r->bytes};
-    int arrived = (c->ways & TP_INPROC_QUEUES) != 0, settled = !(c->ways & TP_INPROC_SETTLES);
-    for (;;) {
-        if (!settled)
-            TP_TRY(tp_cuda_query(c->base.device, c->base.compute, &settled));
-        if (!arrived)
-            TP_TRY(tp_cuda_event_query(c->base.device, filled, &arrived));
-        if (settled && arrived)
-            return TP_OK;
-        TP_TRY(look_again(c, &w));
-    }
-}
-
-static tp_status
 inproc_recv_wait(tp_comm *comm, int peer)
 {
     inproc_comm *c = (inproc_comm *)comm;
     tp_cuda_receive *r;
+    const tp_cuda_receives *queue = peer >= 0 && peer < comm->ranks ? &c->base.from[peer] : NULL;
+    if (queue != NULL && queue->count > 0 && queue->items[queue->first].is_out)
+        return tp_cuda_comm_take(&c->base, peer, &r);
     if (c->ways & TP_INPROC_SPINS && peer >= 0 && peer < comm->ranks)
         TP_TRY(spin_for_word(c, peer));
     TP_TRY(c->base.control->ops->recv_wait(c->base.control, peer));
     TP_TRY(tp_cuda_comm_take(&c->base, peer, &r));
-    TP_TRY(check_same(comm, peer, r->said.bytes, r->bytes));
-    outbox *box = r->said.of;
-    int i = (int)(r->said.number % TP_INPROC_SLOTS);
-    TP_TRY(await_device(c, box->filled[i], peer, r));
-    TP_TRY(tp_cuda_event_wait(c->base.device, box->filled[i], c->base.compute));
-    TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, r->data, box->slot[i], r->bytes, TP_CUDA_ON_DEVICE));
-    if (box->freed[i] == NULL)
-        TP_TRY(tp_cuda_event_create(c->base.device, 0, &box->freed[i]));
-    TP_TRY(tp_cuda_event_record(c->base.device, box->freed[i], c->base.compute));
-    atomic_store(&box->taken, r->said.number + 1);
-    return TP_OK;
+    return take_out(c, peer, r);
 }
 
 /* Each copies from the other's memory, and goes on when the other has copied from its own. */

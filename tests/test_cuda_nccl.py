@@ -51,6 +51,16 @@ def test_hand_over_that_waits_otherwise_ends_with_the_first_failure(fake_nccl):
     assert all("ways is 8: 0 to 7 would be right" in text for text in unknown["told"] if "Aborted" not in text)
 
 
+def test_hand_over_ends_where_more_messages_are_ahead_of_their_readers_than_there_are_slots(fake_nccl):
+    """All slices pass a rank's first stage before any passes its second: each rank waited for a slot that held its own message."""
+    programs = [(1, tp.schedules.looped_bfs(2, 1, 2, 12)), (2, tp.schedules.interleaved(2, 2, 2, 12))]
+    cases = [{"mode": mode, "ways": ways, "layers": 2, "chunks": 2, "micros": micros, "lengths": [1] * 12, "timeout_s": 5.0,
+              "text": str(program.lower(True))}
+             for micros, program in programs for mode, ways in (("host", 0), ("inproc", 0), ("inproc", 3))]
+    results = [trained(one) for one in answers(fake_nccl, *cases)]
+    assert results[0] == results[1] == results[2] and results[3] == results[4] == results[5]
+
+
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_products_leave_receives_that_wait_their_multiprocessors(fake_nccl, reproducible):
     """Four, or fewer that are as many for each receive of a rank: a ring of two has two pairs, on each rank a receive of either,
