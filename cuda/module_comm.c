@@ -47,7 +47,8 @@ nccl(PyObject *module, PyObject *args)
     tp_nccl_config config = {0};
     tp_comm *comm = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(args, "Oy*n|iii:nccl", &capsule, &pairs, &bytes, &config.max_ctas, &config.replicas, &config.copies))
+    if (!PyArg_ParseTuple(args, "Oy*n|iiii:nccl", &capsule, &pairs, &bytes, &config.max_ctas, &config.replicas, &config.copies,
+                          &config.slots))
         return NULL;
     PyObject *result = NULL;
     const tp_link *link = link_of(capsule);
@@ -148,9 +149,10 @@ partitions(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"nccl", nccl, METH_VARARGS,
-     "nccl($module, link, pairs, message_bytes, max_ctas=0, replicas=1, copies=1, /)\n--\n\n-> a communicator of device memory by "
-     "NCCL, in a capsule; link: _core.comm_link(control); pairs: 1 where activations go from one rank to another, 2 where that "
-     "keeps guests of the first; replicas: of equally many ranks, one behind the other; copies: of the model in each."},
+     "nccl($module, link, pairs, message_bytes, max_ctas=0, replicas=1, copies=1, slots=0, /)\n--\n\n-> a communicator of device memory "
+     "by NCCL, in a capsule; link: _core.comm_link(control); pairs: 1 where activations go from one rank to another, 2 where that "
+     "keeps guests of the first; replicas: of equally many ranks, one behind the other; copies: of the model in each; slots: of each "
+     "channel for messages on their way, 0: 2."},
     {"inproc", inproc, METH_VARARGS,
      "inproc($module, link, message_bytes, /)\n--\n\n-> a communicator between stages of this process, in a capsule."},
     {"inproc_ways", inproc_ways, METH_VARARGS,

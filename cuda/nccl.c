@@ -120,8 +120,8 @@ nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
     }
     TP_TRY(channel_of(c, peer, tag, 1, &ch));
     TP_TRY(tp_comm_check_bytes(bytes, c->base.message_bytes));
-    int i = (int)(ch->issued % TP_NCCL_SLOTS);
-    if (ch->issued >= TP_NCCL_SLOTS)
+    int i = (int)(ch->issued % c->slots);
+    if (ch->issued >= c->slots)
         TP_TRY(tp_cuda_event_wait(c->base.device, ch->freed[i], c->base.compute));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, ch->slot[i], data, bytes, TP_CUDA_ON_DEVICE));
     TP_TRY(tp_cuda_event_record(c->base.device, ch->filled[i], c->base.compute));
@@ -144,10 +144,10 @@ nccl_lend(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes,
 static tp_status
 issue(nccl_comm *c, nccl_channel *ch)
 {
-    while (ch->issued < ch->posted && ch->issued - ch->taken < TP_NCCL_SLOTS) {
-        int i = (int)(ch->issued % TP_NCCL_SLOTS);
+    while (ch->issued < ch->posted && ch->issued - ch->taken < c->slots) {
+        int i = (int)(ch->issued % c->slots);
         size_t bytes = ch->bytes[ch->issued % TP_COMM_POSTED];
-        if (ch->issued >= TP_NCCL_SLOTS)
+        if (ch->issued >= c->slots)
             TP_TRY(tp_cuda_event_wait(c->base.device, ch->freed[i], ch->stream));
         NCCL_CALL(c, ch->comm, ch->peer, "ncclRecv", c->nccl->recv(ch->slot[i], bytes, NC_INT8, ch->other, ch->comm, ch->stream));
         TP_TRY(tp_cuda_event_record(c->base.device, ch->filled[i], ch->stream));
@@ -182,7 +182,7 @@ nccl_recv_wait(tp_comm *comm, int peer)
     nccl_channel *ch = oldest->said.of;
     if (ch->keeps)
         return await_guest(c, ch);
-    int i = (int)(ch->taken % TP_NCCL_SLOTS);
+    int i = (int)(ch->taken % c->slots);
     TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
     TP_TRY(tp_cuda_event_wait(c->base.device, ch->filled[i], c->base.compute));
     TP_TRY(tp_nccl_arrive(c, ch->comm, ch->peer, ch->issued - ch->taken - 1));
@@ -331,6 +331,8 @@ tp_comm_open_nccl(const tp_nccl_config *config, tp_comm **out)
     if (copies > 2 || (copies == 2 && ranks / replicas % 2 != 0))
         return tp_fail(TP_EVALUE, "%d copies of the model on %d ranks: one, or two on an even number, would be right", copies,
                        ranks / replicas);
+    if (config->slots < 0 || config->slots > TP_NCCL_MOST_SLOTS)
+        return tp_fail(TP_EVALUE, "slots is %d: 1 to %d, or 0 for %d, would be right", config->slots, TP_NCCL_MOST_SLOTS, TP_NCCL_SLOTS);
     TP_TRY(tp_nccl_load(&nccl));
     TP_TRY(tp_cuda_comm_open(sizeof(nccl_comm), &nccl_ops, config->control, config->region, config->message_bytes, &base));
     nccl_comm *c = (nccl_comm *)base;
@@ -338,6 +340,7 @@ tp_comm_open_nccl(const tp_nccl_config *config, tp_comm **out)
     c->copies = copies;
     c->ring = ranks / replicas;
     tp_status status = tp_nccl_draw(c, config->pairs);
+    c->slots = config->slots > 0 ? config->slots : TP_NCCL_SLOTS;
     c->max_ctas = config->max_ctas > 0 ? config->max_ctas : share_of_held(c);
     if (status != TP_OK) {
         free(c->line);

@@ -2,10 +2,11 @@
  *
  * A channel is one direction of one pair of ranks that talk: activations from r to r + 1 (the last to the first too; of a second
  * copy of the model to r - 1), and gradients back. Each has a communicator of two ranks (ncclCommSplit), a stream, and
- * TP_NCCL_SLOTS buffers from ncclMemAlloc, registered where the library can. The compute stream copies a message into a slot, which
+ * some slots, buffers from ncclMemAlloc, registered where the library can. The compute stream copies a message into a slot, which
  * is sent; it is received into a slot, which the compute stream copies out right before the reader. So a sender's buffer may be
- * written again at once, a receive never overtakes the reader before it, and a channel only ever waits for its other end: what the
- * program's proof under rendezvous (csrc/sched/check.c) assumes of every schedule.
+ * written again at once, and a receive never overtakes the reader before it. But a channel also waits until a slot has been read,
+ * which the program's proof under rendezvous (csrc/sched/check.c) does not know: terapipe_c/slots.py says how many are enough for a
+ * program. TP_NCCL_SLOTS are, where micro-batches have few slices.
  *
  * Why not fewer communicators: with one for all activations a rank's send would stand behind the receive before it. So it would
  * among communicators that share resources (ncclConfig_t.splitShare): the library launches those one after another on one stream
@@ -32,6 +33,7 @@
 #include "csrc/comm/comm.h"
 
 #define TP_NCCL_SLOTS 2
+#define TP_NCCL_MOST_SLOTS 64
 enum { TP_NCCL_FLOWS = 1, TP_NCCL_KEEPS = 2 };
 
 typedef struct {
@@ -41,6 +43,7 @@ typedef struct {
     int copies;            /* of the model in each: ranks r and last - r have gradients of the same stages; 0: 1 */
     const uint8_t *pairs;  /* [from * ranks + to]: TP_NCCL_FLOWS, activations go there and gradients back; TP_NCCL_KEEPS, guests */
     size_t message_bytes;  /* largest message but for exchange and guests, which go from and to the caller's memory */
+    int slots;             /* of each channel at both ends, at most TP_NCCL_MOST_SLOTS; 0: TP_NCCL_SLOTS */
     int max_ctas;          /* of a communicator: multiprocessors that a waiting message may hold; 0: all of a rank's 4, or 1 each */
 } tp_nccl_config;
 

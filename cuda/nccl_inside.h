@@ -34,9 +34,9 @@ typedef struct {
     tp_stream stream;
     int peer, other; /* the peer's rank in the run, and in `comm` */
     int sends, up, keeps;
-    void *slot[TP_NCCL_SLOTS], *handle[TP_NCCL_SLOTS]; /* buffers, their registrations; guests: for the greeting only */
-    int from_nccl[TP_NCCL_SLOTS]; /* the slot's memory is ncclMemAlloc's; 0: plain device memory */
-    tp_cuda_event filled[TP_NCCL_SLOTS], freed[TP_NCCL_SLOTS];
+    void *slot[TP_NCCL_MOST_SLOTS], *handle[TP_NCCL_MOST_SLOTS]; /* buffers, their registrations; guests: for the greeting only */
+    int from_nccl[TP_NCCL_MOST_SLOTS]; /* the slot's memory is ncclMemAlloc's; 0: plain device memory */
+    tp_cuda_event filled[TP_NCCL_MOST_SLOTS], freed[TP_NCCL_MOST_SLOTS];
     tp_cuda_event ready, done[NCCL_GUESTS]; /* for guests */
     size_t bytes[TP_COMM_POSTED];   /* of the receives posted */
     int64_t posted, taken;          /* counts of receives */
@@ -67,6 +67,7 @@ typedef struct {
     nccl_line *line; /* [lines] of all ranks */
     int lines, classes;
     int copies, ring; /* copies of the model in a replica; ranks of a replica */
+    int slots; /* of a channel, at this end */
     int max_ctas, channels, aborted, ending, watching;
     char plain[256]; /* the first reason why a slot is no memory that NCCL reads and writes by itself; "": all slots are */
     nc_comm world, fresh; /* fresh: where a split writes its communicator when it ends, which may be after we have given up */

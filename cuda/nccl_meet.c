@@ -197,7 +197,7 @@ join(nccl_comm *c, tp_stream stream)
 static tp_status
 open_guests(nccl_comm *c, nccl_channel *ch)
 {
-    for (int i = 0; i < TP_NCCL_SLOTS; i++)
+    for (int i = 0; i < c->slots; i++)
         TP_TRY(tp_cuda_alloc(c->base.device, 1, "messages that connect ranks", &ch->slot[i]));
     TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->ready));
     for (int i = 0; i < NCCL_GUESTS; i++)
@@ -208,7 +208,7 @@ open_guests(nccl_comm *c, nccl_channel *ch)
 static tp_status
 open_slots(nccl_comm *c, nccl_channel *ch)
 {
-    for (int i = 0; i < TP_NCCL_SLOTS; i++)
+    for (int i = 0; i < c->slots; i++)
         TP_TRY(open_slot(c, ch, i));
     return TP_OK;
 }
@@ -322,7 +322,7 @@ tp_nccl_meet(nccl_comm *c)
 static void
 close_channel(nccl_comm *c, nccl_channel *ch)
 {
-    for (int i = 0; i < TP_NCCL_SLOTS; i++) {
+    for (int i = 0; i < c->slots; i++) {
         tp_cuda_event_destroy(c->base.device, ch->filled[i]);
         tp_cuda_event_destroy(c->base.device, ch->freed[i]);
     }
@@ -331,7 +331,7 @@ close_channel(nccl_comm *c, nccl_channel *ch)
     tp_cuda_event_destroy(c->base.device, ch->ready);
     if (ch->comm != NULL)
         c->nccl->destroy(ch->comm);
-    for (int i = 0; i < TP_NCCL_SLOTS; i++)
+    for (int i = 0; i < c->slots; i++)
         if (ch->slot[i] != NULL && ch->from_nccl[i])
             c->nccl->mem_free(ch->slot[i]);
         else if (ch->slot[i] != NULL)
@@ -375,7 +375,7 @@ tp_nccl_part(tp_cuda_comm *base)
     c->watching = 0;
     for (int i = 0; i < c->channels && !c->aborted; i++) {
         nccl_channel *ch = &c->channel[i];
-        for (int k = 0; k < TP_NCCL_SLOTS; k++)
+        for (int k = 0; k < c->slots; k++)
             if (ch->handle[k] != NULL)
                 c->nccl->deregister_buffer(ch->comm, ch->handle[k]);
         finalize(c, ch->comm, ch->peer);

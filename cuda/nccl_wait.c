@@ -156,7 +156,7 @@ watch_channel(nccl_comm *c, nccl_channel *ch)
 {
     const tp_cuda_event *events = ch->keeps ? ch->done : ch->sends ? ch->freed : ch->filled;
     watch_errors(c, ch->comm, ch->peer);
-    if (!moves(c, events, ch->keeps ? NCCL_GUESTS : TP_NCCL_SLOTS, ch->issued, &ch->seen, &ch->since_ns))
+    if (!moves(c, events, ch->keeps ? NCCL_GUESTS : c->slots, ch->issued, &ch->seen, &ch->since_ns))
         too_late(c, ch->sends ? "to send a message to" : "for a message from", ch->peer);
 }
 

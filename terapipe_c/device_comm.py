@@ -8,6 +8,7 @@ from typing import Any
 
 from . import _core, cuda
 from .job import copies_of, hosts_of
+from .slots import LEAST, needed
 
 __all__ = ["agree_on_attention", "connect", "inproc", "inproc_ways", "lines", "message_bytes", "nccl", "pipeline_on_one_gpu"]
 
@@ -37,18 +38,18 @@ def lines(ranks: int, replicas: int = 1, copies: int = 1, hosts: Iterable[tuple[
 
 
 def nccl(control: _core.Comm, largest: int, max_ctas: int = 0, replicas: int = 1, copies: int = 1,
-         hosts: Iterable[tuple[int, int]] = ()) -> _core.Comm:
+         hosts: Iterable[tuple[int, int]] = (), slots: int = LEAST) -> _core.Comm:
     """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU. replicas: the
     ranks are those of so many, one behind the other; copies: of the model in each; hosts: ranks of a replica of which the second
-    keeps activations of the first. With TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for machines: right
-    results, no speed."""
+    keeps activations of the first; slots: messages on their way at each end (slots.py). With
+    TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for machines: right results, no speed."""
     if os.environ.get("TERAPIPE_NCCL_ONE_GPU"):
         os.environ |= {"NCCL_HOSTID": f"rank {control.rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
                        "NCCL_IB_DISABLE": "1"}
         # One GPU's memory is in reach of itself: nothing that machines of one NVLink domain, or one machine, would go by.
         os.environ |= {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
     pairs = lines(control.region.ranks, replicas, copies, hosts)
-    capsule = cuda.load().nccl(_core.comm_link(control), pairs, largest, max_ctas, replicas, copies)
+    capsule = cuda.load().nccl(_core.comm_link(control), pairs, largest, max_ctas, replicas, copies, slots)
     return _core.device_comm(control, capsule)
 
 
@@ -78,7 +79,8 @@ def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Com
     if wanted != "nccl":
         return control
     largest = message_bytes(plan.model.n_embd, plan.slicing)
-    return nccl(control, largest, replicas=plan.data_parallel, copies=copies_of(plan), hosts=hosts_of(plan))
+    return nccl(control, largest, replicas=plan.data_parallel, copies=copies_of(plan), hosts=hosts_of(plan),
+                slots=needed(plan.program))
 
 
 def agree_on_attention(job: Mapping[str, Any], control: _core.Comm, device: int, dtype: str) -> None:

@@ -97,12 +97,12 @@ class World:
         self.tokens = np.random.default_rng(1).integers(0, WORDS, tokens).astype(np.int32)
 
     def comm(self, rank: int) -> Any:
-        from terapipe_c import device_comm
+        from terapipe_c import device_comm, slots
 
         case, largest = self.case, device_comm.message_bytes(WIDTH, self.cuts)
         if case.mode == "nccl":
             return device_comm.nccl(self.controls[rank], largest, replicas=case.replicas, copies=self.copies,
-                                    hosts=() if case.deaf else self.pairs)
+                                    hosts=() if case.deaf else self.pairs, slots=slots.needed(self.program))
         if case.mode != "inproc":
             return self.controls[rank]
         comm = device_comm.inproc(self.controls[rank], largest)

@@ -17,6 +17,7 @@ from cuda_ranks import ROOT, compile_fake, emulated, launched, trained
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.cuda import QUEUES_VARIABLE as QUEUES
+from terapipe_c.slots import needed
 
 MODES = ("host", "nccl", "inproc")
 
@@ -56,9 +57,10 @@ def test_hand_over_ends_where_more_messages_are_ahead_of_their_readers_than_ther
     programs = [(1, tp.schedules.looped_bfs(2, 1, 2, 12)), (2, tp.schedules.interleaved(2, 2, 2, 12))]
     cases = [{"mode": mode, "ways": ways, "layers": 2, "chunks": 2, "micros": micros, "lengths": [1] * 12, "timeout_s": 5.0,
               "text": str(program.lower(True))}
-             for micros, program in programs for mode, ways in (("host", 0), ("inproc", 0), ("inproc", 3))]
+             for micros, program in programs for mode, ways in (("host", 0), ("inproc", 0), ("inproc", 3), ("nccl", 0))]
+    assert [needed(program.lower(True)) for _, program in programs] == [4, 8]     # by NCCL there are more
     results = [trained(one) for one in answers(fake_nccl, *cases)]
-    assert results[0] == results[1] == results[2] and results[3] == results[4] == results[5]
+    assert results[0] == results[1] == results[2] == results[3] and results[4] == results[5] == results[6] == results[7]
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
