@@ -402,10 +402,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
             request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name, nor
             than terapipe on fewer ranks or with replicas where these are left open (numbers that divide the devices', and all
-            up to 16; up to 4 chunks; ``time_limit_s`` may leave some out, which the log says). What is given only to the other
-            planner besides (data_parallel to a paper's, a finer granularity, a partition, a slicing) may make it faster; and
-            chunks, beside a partition: without them auto has a stage of it on every rank.
-            ``plan.search_log`` says what was tried and why it stopped.
+            up to 16; up to 4 chunks; ``time_limit_s`` may leave some out, which the log says). Where a rank can have more than
+            8 chunks, of those above 4 only numbers are weighed that divide the layers evenly, which the log says. What is given
+            only to the other planner besides (data_parallel to a paper's, a finer granularity, a partition, a slicing) may make
+            it faster; and chunks, beside a partition: without them auto has a stage of it on every rank. Up to four cores are
+            used where there is no time limit. ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced by the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
             messages included). "uniform": layers divided evenly. The others choose stages (and recompute and swap) as

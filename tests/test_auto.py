@@ -14,6 +14,7 @@ from terapipe_c.planning import request as requests
 from terapipe_c.planning.bounds import bound_s, least_work_s, whole_bound_s
 from terapipe_c.planning.judge import Judge, possible
 from terapipe_c.planning.request import BY_NAME, CHUNKED, JOINT, PLANNERS, SEVERAL, check_request, has_chunks
+from terapipe_c.planning.side_by_side import SideBySide
 from terapipe_c.planning.singles import Hurried, by_name, plan_singles, why_left_out
 from terapipe_c.planning.starts import balanced
 
@@ -413,7 +414,8 @@ def test_it_is_deterministic_and_its_words_are_kept(tmp_path, brief):
 def test_a_time_limit_ends_the_search_with_the_best_single_plan(brief, monkeypatch):
     free = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32)
     cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, time_limit_s=1e-9)
-    singles = dict(plan_singles(request_of(MODEL, CLUSTER, 4)))
+    with SideBySide() as beside:
+        singles = dict(plan_singles(request_of(MODEL, CLUSTER, 4), beside))
     assert cut.step_time_s == singles["uniform"].candidate.seconds            # the one that there is time for in any case
     assert cut.step_time_s >= free.step_time_s and any("time limit" in line for line in cut.search_log)
     with monkeypatch.context() as patch:                                      # they took all of the time
@@ -592,5 +594,5 @@ def test_a_search_of_some_ranks_alone_does_not_speak_for_the_others(seconds, wor
     request = dataclasses.replace(request_of(MODEL, CLUSTER, 4), planner="terapipe", ranks=(4, 2), schedules=("1f1b",), chunks=1)
     task, search = joint._Task(2, 1.0, 0, {4: 1.0, 2: 2.0}, request, True), SimpleNamespace(
         seconds=seconds, judges={}, log=[], refusals=[])
-    joint._Search._search(search, task)
+    joint._Search._take(search, task, joint._Search._question(search, task)())
     assert search.log == [words] and asked == [(4, 2) if seconds > 2 else (4,)]

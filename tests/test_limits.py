@@ -77,9 +77,9 @@ def test_what_its_share_of_the_time_stopped_is_asked_again_and_not_called_imposs
     """For searches that recompute: one ran out of its share long before the limit, while everything else was refused in time."""
     ask, rounds = joint.recomputing, []
 
-    def stopped(request, rival_s):
+    def stopped(request, rival_s, beside):
         rounds.append(request)
-        return iter([("full", tp.DeadlineError("its share is over"))]) if len(rounds) <= times else ask(request, rival_s)
+        return iter([("full", tp.DeadlineError("its share is over"))]) if len(rounds) <= times else ask(request, rival_s, beside)
 
     monkeypatch.setattr(joint, "recomputing", stopped)
     with pytest.raises(error):

@@ -13,6 +13,7 @@ enum { SKIPPED = 16, QUICK_NS = 200000 };
 static _Thread_local int64_t at, step, counted;
 static _Thread_local int passed;
 static _Thread_local tp_listener listener;
+static _Thread_local const _Atomic unsigned char *stop;
 
 int64_t
 tp_deadline_set(int64_t at_ns)
@@ -76,6 +77,12 @@ tp_deadline_unlisten(const tp_listener *before)
     listener = *before;
 }
 
+void
+tp_deadline_stop_by(const _Atomic unsigned char *flag)
+{
+    stop = flag;
+}
+
 /* The listener may plan: it does so without our limit, finds nobody listening, and may fail without taking the place of an error
  * that we are about to report. */
 static int
@@ -103,8 +110,8 @@ listen(void)
 int
 tp_deadline_told(void)
 {
-    if (listener.heard == NULL || listener.told)
-        return listener.told;
+    if (listener.heard == NULL || tp_deadline_was_told())
+        return tp_deadline_was_told();
     if (listener.skip > 0) {
         listener.skip--;
         return 0;
@@ -126,11 +133,11 @@ tp_deadline_told_before(void)
 int
 tp_deadline_was_told(void)
 {
-    return listener.told;
+    return listener.told || (stop != NULL && atomic_load_explicit(stop, memory_order_relaxed));
 }
 
 tp_status
 tp_deadline_check_told(void)
 {
-    return listener.told ? tp_fail(TP_EABORTED, "interrupted") : TP_OK;
+    return tp_deadline_was_told() ? tp_fail(TP_EABORTED, "interrupted") : TP_OK;
 }

@@ -5,6 +5,7 @@
 #ifndef TP_BASE_DEADLINE_H
 #define TP_BASE_DEADLINE_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "csrc/base/status.h"
@@ -45,6 +46,10 @@ void
 tp_deadline_listen(int (*heard)(void *context), void *context, tp_listener *before);
 void
 tp_deadline_unlisten(const tp_listener *before);
+/* Besides, whoever listens: once another thread has set *flag this one is told to stop, and is late. It must last until another, or
+ * NULL, takes its place. */
+void
+tp_deadline_stop_by(const _Atomic unsigned char *flag);
 /* Has the listener told the thread to stop? For work that is of no use unless it is complete; work that is as good as time
  * allows asks tp_deadline_late. */
 int

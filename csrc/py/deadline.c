@@ -55,6 +55,28 @@ deadline_late(PyObject *module, PyObject *none)
     return PyBool_FromLong(tp_deadline_late());
 }
 
+PyDoc_STRVAR(stop_by_doc, "deadline_stop_by($module, flag, /)\n--\n\nThis thread is late, and told to stop, once another sets the "
+                          "byte flag[0]; None: no longer.");
+static PyObject *
+deadline_stop_by(PyObject *module, PyObject *flag)
+{
+    static _Thread_local Py_buffer view;
+    (void)module;
+    tp_deadline_stop_by(NULL);
+    if (view.obj != NULL)
+        PyBuffer_Release(&view);
+    if (flag == Py_None)
+        Py_RETURN_NONE;
+    if (PyObject_GetBuffer(flag, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (view.len < 1) {
+        PyBuffer_Release(&view);
+        return tp_py_invalid_value("flag has no byte: one would be right"), NULL;
+    }
+    tp_deadline_stop_by(view.buf);
+    Py_RETURN_NONE;
+}
+
 int
 tp_py_add_deadline(PyObject *module, tp_py_state *state)
 {
@@ -63,6 +85,7 @@ tp_py_add_deadline(PyObject *module, tp_py_state *state)
         {"deadline_get", deadline_get, METH_NOARGS, get_doc},
         {"deadline_count", deadline_count, METH_O, count_doc},
         {"deadline_now", deadline_now, METH_NOARGS, now_doc},
+        {"deadline_stop_by", deadline_stop_by, METH_O, stop_by_doc},
         {"deadline_late", deadline_late, METH_NOARGS, late_doc},
         {NULL, NULL, 0, NULL},
     };

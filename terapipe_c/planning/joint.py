@@ -7,18 +7,22 @@ that a user could ask for by name is made, and each (configuration, schedule) is
 Without a time limit a quick plan decides only this order and is no candidate itself: it would break the promise, which a search
 keeps, that neither more memory nor a finer grid gives a slower plan.
 
-By name: every planner, for this request as it is, and with every schedule and every number of chunks that the request leaves open
-(:func:`by_name`); bpipe and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each of these is made
-unless its bound says that it cannot win, whatever work it takes, so the result is never slower than any of them. Where ``stages``
-or ``data_parallel`` are open terapipe also searches every configuration (numbers of ranks that divide the devices', their halves,
-and all up to 16; up to four chunks) with every schedule: only its bound leaves one out. What is looked at besides does not depend
-on the limit of memory, so more memory never gives a slower plan.
+By name: every planner, for this request as it is, and with every schedule and number of chunks that the request leaves open
+(:func:`by_name`; where a rank can have more than eight chunks only up to four, and numbers that divide the layers evenly); bpipe
+and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each of these is made unless its bound says that
+it cannot win, whatever work it takes, so the result is never slower than any of them. Where ``stages`` or ``data_parallel`` are
+open terapipe also searches every configuration (numbers of ranks that divide the devices', their halves, and all up to 16; up to
+four chunks) with every schedule: only its bound leaves one out. What is looked at besides does not depend on the limit of memory,
+so more memory never gives a slower plan.
 
 Not promised: to beat a plan for which only the other planner was given ``granularity``, ``partition`` or ``slicing``, or only a
 paper's planner ``data_parallel``. Given values are kept, and a finer grid or a cut made by hand is another request; a given
 partition without chunks has one stage for each rank, whatever a schedule with several stages a rank could make of it. Nor to beat a
 plan for which ``recompute`` was given; weighed are what the papers' planners choose to recompute, and the terapipe planner with
 each named choice: before the searches where memory binds, because that may spare them, else after.
+
+Questions that do not depend on each other are asked side by side (side_by_side.py): without a limit of time a question is to beat
+what was found before the last few questions, however many threads there are.
 
 Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock. First comes one plan that is
 quickly built, whatever the time; then the single planners, quick ones first, have half of the time, the quick plans of
@@ -29,6 +33,7 @@ or left out, and the plan in hand is finished, which takes about as long as buil
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -58,12 +63,21 @@ from .judge import (
 from .ladder import unlimited
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
-from .singles import by_name, plan_singles, plan_singles_within, recomputing, single, why_left_out
+from .side_by_side import SideBySide
+from .singles import (
+    CHUNKS,
+    by_name,
+    chunks_left_out,
+    plan_singles,
+    plan_singles_within,
+    recomputing,
+    single,
+    why_left_out,
+)
 from .starts import StageCost, balanced, kind_seconds, uniform
 
 __all__ = ["plan_jointly"]
 
-_CHUNKS = (1, 2, 3, 4)   # numbers of chunks that are searched; planners are asked by name for all others, too
 _WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of all configurations
 _LOOK = 6_000_000       # ticks for those of one configuration, for each of its schedules
 _EVERY = 16             # up to so many ranks every number of them is a configuration
@@ -119,7 +133,7 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
         share = request.batch // d
         least, kinds = least_work_s(request, share), least_of_kinds(request, share)
         micros = share if request.slicing is None else len(request.slicing)
-        for chunks in _CHUNKS if request.free_chunks else (request.chunks,):
+        for chunks in CHUNKS if request.free_chunks else (request.chunks,):
             known = schedules_of(request, chunks)
             for ranks in _numbers_of_ranks(request, chunks, d):
                 if ranks * chunks > request.model.num_blocks:
@@ -162,6 +176,9 @@ class _Task:
         return (" or ".join(r.schedules) + (f" of {r.chunks} chunks" if r.chunks > 1 else "")
                 + (f" on {counted(r.ranks[0], 'rank')}" if len(r.ranks) == 1 else "")
                 + (f" x {r.replicas} replicas" if r.replicas > 1 else ""))
+
+
+_Answer = tuple[Found | InfeasibleError | DeadlineError, list[Judge]]   # and the judges that it took
 
 
 class _Blocks:
@@ -255,8 +272,8 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
 class _Search:
     """The plan in hand (``best``), how it was found (``by``), and the log of what was tried."""
 
-    def __init__(self, request: Request, say: Callable[[str], None]) -> None:
-        self.request, self._say = request, say
+    def __init__(self, request: Request, say: Callable[[str], None], beside: SideBySide) -> None:
+        self.request, self._say, self.beside = request, say, beside
         self.best: Found | None = None
         self.by = ""
         self.refusals: list[InfeasibleError] = []   # only of what is asked under every limit of memory
@@ -287,7 +304,7 @@ class _Search:
 
     def singles(self) -> list[tuple[str, float]]:
         """Ask every planner alone; gives (planner, seconds) of those that had a plan."""
-        seconds, refused, asked = [], [], plan_singles(self.request)
+        seconds, refused, asked = [], [], plan_singles(self.request, self.beside)
         if limited():
             hurried = plan_singles_within(self.request, _SINGLES)
             asked, self.cut, self.reserve = iter(hurried.answers), hurried.cut, hurried.reserve
@@ -349,6 +366,8 @@ class _Search:
             text += (f", {len(left)} left at the {'time' if late() else 'work'} limit (bounds from "
                      f"{human_seconds(min(c.bound for c in left))} on)")
         self.log.append(text)
+        if more := chunks_left_out(self.request):
+            self.log.append(more)
         left_out = {name: why for name, why in refused.items() if name not in names}
         if self.request.free_schedule:
             left_out = {name: refused.get(name, why) for name, why in why_left_out(self.request, names).items()}
@@ -414,15 +433,25 @@ class _Search:
         """Make every task's plan, except where its bound says that it cannot win."""
         counts = {named: dict.fromkeys(("made", "bound", "room", "time", "cut"), 0) for named in (True, False)}
         tasks = self.tasks()
+        asked: deque[tuple[_Task, Callable[[], _Answer]]] = deque()
+
+        def take() -> None:
+            task, answer = asked.popleft()
+            self._take(task, answer())
+            counts[task.named]["cut"] += late()
+
         for i, task in enumerate(tasks):
+            while len(asked) >= self.beside.window:
+                take()
             self.say(f"{task.asked.planner} for {task}, {i + 1} of {len(tasks)}")
             reason = "bound" if self._cannot_win(task) else "time" if late() else "made"
             if reason == "made" and not task.named and self.judge_of(task.asked).too_small():
                 reason = "room"
             counts[task.named][reason] += 1
             if reason == "made":
-                self._search(task)
-                counts[task.named]["cut"] += late()
+                asked.append((task, self.beside.ask(self._question(task))))
+        while asked:
+            take()
         self._say_of("planners by the names of schedules and chunks", "plans made", counts[True])
         self._say_of("searches of other numbers of ranks, replicas and chunks", "made", counts[False])
 
@@ -449,32 +478,44 @@ class _Search:
         if sum(counts.values()):
             self.log.append(", ".join([f"{what}: {counts['made']} {made}", *(f"{counts[k]} {whys[k]}" for k in whys if counts[k])]))
 
-    def _search(self, task: _Task) -> None:
-        """Make the plan of one task and offer it."""
-        r, search = task.within(self.seconds), task.asked.planner == "terapipe"
+    def _question(self, task: _Task) -> Callable[[], _Answer]:
+        """Makes the plan of one task, to beat the plan that is in hand now."""
+        r, rival_s = task.within(self.seconds), self.seconds
+        known = {} if r.planner == "terapipe" else {ranks: self.judges.get((ranks, r.chunks, r.replicas)) for ranks in r.ranks}
 
-        def shared(ranks: int) -> Judge:
-            key = ranks, r.chunks, r.replicas
-            if key not in self.judges:
-                self.judges[key] = r.judge(ranks)
-            self.judges[key].rival_s, self.judges[key].in_passing = self.seconds, True
-            return self.judges[key]
+        def answer() -> _Answer:
+            judges: list[Judge] = []
 
-        def own(ranks: int) -> Judge:                          # a search counts the work of its judges
-            judge = r.judge(ranks)
-            judge.rival_s, judge.in_passing = self.seconds, True
-            return judge
+            def own(ranks: int) -> Judge:                      # a search counts the work of its judges
+                before = known.get(ranks)
+                judge = r.judge(ranks) if before is None else before.afresh()
+                judge.rival_s, judge.in_passing = rival_s, True
+                judges.append(judge)
+                return judge
 
-        try:
-            found = plan_one(r, own if search else shared)
-        except (InfeasibleError, DeadlineError) as error:
-            if task.named and isinstance(error, InfeasibleError):
-                self.refusals.append(error)
+            try:
+                return plan_one(r, own), judges
+            except (InfeasibleError, DeadlineError) as error:
+                return error, judges
+
+        return answer
+
+    def _take(self, task: _Task, answer: _Answer) -> None:
+        """Offer the plan of one task."""
+        found, judges = answer
+        search = task.asked.planner == "terapipe"
+        for judge in judges if not search else ():
+            known = self.judges.setdefault((judge.ranks, judge.chunks, judge.replicas.count), judge)
+            if known is not judge:
+                known.joins(judge)
+        if isinstance(found, Error):
+            if task.named and isinstance(found, InfeasibleError):
+                self.refusals.append(found)
             if search and not late():
                 among = " of what could be faster" if self.seconds < float("inf") else ""
                 self.log.append(f"searched {task}: nothing fits{among}")
             return
-        better = self.offer(found, f"a search of {task}" if search else f"{r.planner} for {task}")
+        better = self.offer(found, f"a search of {task}" if search else f"{task.asked.planner} for {task}")
         if search:
             self.log.append(f"searched {task}: {human_seconds(found.candidate.seconds)}" + (", better" if better else "")
                             + (", stopped by the time limit" if late() else ""))
@@ -487,7 +528,7 @@ class _Search:
             return False
         self.stopped.clear()
         left: list[str] = []
-        for again, found in recomputing(self.request, lambda: self.seconds):
+        for again, found in recomputing(self.request, lambda: self.seconds, self.beside):
             if found is None:
                 left.append(again)
                 continue
@@ -513,16 +554,17 @@ def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: Non
     """(the best plan that the search finds, the log of what it tried). say: called now and then with what is looked at.
     InfeasibleError where nothing fits, DeadlineError where the limit that it is called within (deadline.py) left no time for
     any."""
-    s = _Search(request, say)
-    compared = s.singles()
-    with share(_LOOKS):
-        s.configurations()
-        s.glimpses()
-    with share(_LOOKS):                                        # a few searches, which may spare many of the next
-        done = s.recompute()
-    s.deepen()
-    if not done:
-        s.recompute(at_last=True)
+    with SideBySide() as beside:
+        s = _Search(request, say, beside)
+        compared = s.singles()
+        with share(_LOOKS):
+            s.configurations()
+            s.glimpses()
+        with share(_LOOKS):                                    # a few searches, which may spare many of the next
+            done = s.recompute()
+        s.deepen()
+        if not done:
+            s.recompute(at_last=True)
     if s.best is None and s.reserve is not None:
         s.offer(s.reserve, "what could be built at once")
     if s.best is None:

@@ -5,12 +5,12 @@ import itertools
 import math
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 from .._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
 from ..guests import evicts
 from .bounds import again_bound_s
-from .deadline import late, share, without
+from .deadline import late, limited, share, without
 from .judge import CHIMERA, LOOPED, SLICED, SLIGHT, Judge, lightest, possible
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
@@ -34,9 +34,14 @@ from .request import (
     schedules_of,
     unlike,
 )
+from .side_by_side import SideBySide
 from .starts import whole_sequences
 
-__all__ = ["Hurried", "by_name", "chunk_counts", "plan_singles", "plan_singles_within", "recomputing", "single", "why_left_out"]
+__all__ = ["CHUNKS", "Hurried", "by_name", "chunk_counts", "chunks_left_out", "plan_singles", "plan_singles_within", "recomputing",
+           "single", "why_left_out"]
+
+CHUNKS = (1, 2, 3, 4)    # numbers of chunks that are searched
+_ALL = 8                 # so many numbers of chunks are all asked for by name
 
 # The order under a time limit: quick planners first, terapipe (mostly the best plan) among them; those that take long last.
 _QUICK_FIRST = ("uniform", "merak", "vpipe", "terapipe", "autopipe_heuristic", "autopipe", "pipedream", "dawnpiper",
@@ -67,11 +72,25 @@ def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, 
     return replace(request, planner=planner, schedules=names, chunks=chunks, ranks=ranks) if ranks else None
 
 
-def chunk_counts(request: Request) -> range | tuple[int, ...]:
-    """Numbers of chunks that a single planner could be asked for."""
+def chunk_counts(request: Request) -> tuple[int, ...]:
+    """Numbers of chunks that single planners are asked for where they are open: all of them, or, where there are more than _ALL,
+    the first four and those of which stages of equally many layers' blocks can be made."""
     if not request.free_chunks:
         return (request.chunks,)
-    return range(1, request.model.num_blocks // (1 if request.free_ranks else min(request.ranks)) + 1)
+    blocks, least = request.model.num_blocks, 1 if request.free_ranks else min(request.ranks)
+    numbers = range(1, blocks // least + 1)
+    if len(numbers) <= _ALL:
+        return tuple(numbers)
+    return tuple(n for n in numbers if n <= CHUNKS[-1] or any(2 * request.model.n_layer % (n * r) == 0 for r in request.ranks))
+
+
+def chunks_left_out(request: Request) -> str:
+    """What the log says of the numbers of chunks that nobody is asked for; "": of none."""
+    counts = chunk_counts(request)
+    if not request.free_chunks or counts[-1] == len(counts):
+        return ""
+    return (f"numbers of chunks above {CHUNKS[-1]} that do not divide the layers evenly left out (asked for were "
+            f"{', '.join(map(str, counts))}): by name each can be asked for")
 
 
 def by_name(request: Request) -> Iterator[Request]:
@@ -124,13 +143,11 @@ def _why(request: Request, name: str) -> str:
                        f"no number of ranks has {name}'s stages; the model has {request.model.num_blocks} blocks")
 
 
-def plan_singles(request: Request) -> Iterator[tuple[str, Found | Error]]:
+def plan_singles(request: Request, beside: SideBySide) -> Iterator[tuple[str, Found | Error]]:
     """Every single planner by its name, and its plan for this request, or why there is none."""
-    for name in PLANNERS[1:]:
-        asked = single(request, name)
-        if asked is None:
-            continue
-        yield name, _answer(asked)
+    asked = [(name, beside.ask(partial(_answer, one))) for name in PLANNERS[1:] if (one := single(request, name)) is not None]
+    for name, answer in asked:
+        yield name, answer()
 
 
 def _answer(asked: Request, judge_of: Callable[[int], Judge] | None = None) -> Found | Error:
@@ -192,26 +209,37 @@ def _at_once(request: Request) -> Found | None:
     return None
 
 
-def recomputing(request: Request, rival_s: Callable[[], float]) -> Iterator[tuple[str, Found | Error | None]]:
+def recomputing(request: Request, rival_s: Callable[[], float], beside: SideBySide) \
+        -> Iterator[tuple[str, Found | Error | None]]:
     """(choice of ``recompute``, plan or why there is none) of the terapipe planner for each choice, all schedules; None: the bounds
     of plans that recompute so much are no better than ``rival_s()``, the seconds of the plan in hand. The papers' planners need
     not be asked: they choose for themselves what to recompute."""
-    orders = [_usual(request, "terapipe")]
-    if request.free_schedule and request.chunks > 1:           # else schedules of one stage a rank, which are searched together
-        orders = [(name,) for name in schedules_of(request, request.chunks)]
-    for i, (what, kinds) in enumerate(RECOMPUTE.items()):
-        flags = tuple(block.kind in kinds for block in request.model.blocks)
-        told = replace(request, recompute=flags, each_alone=False)
-        asked = [one for names in orders if (one := _asked(told, "terapipe", names, request.chunks, request.ranks)) is not None]
-        if not asked:
-            continue
-        with share(2 / (len(RECOMPUTE) - i + 1)):
-            found: Found | Error | None = None
+    told = {what: asked for what, kinds in RECOMPUTE.items() if (asked := _telling(request, kinds))}
+    if not limited():
+        answers = {what: [beside.ask(partial(_told, one, RECOMPUTE[what], rival_s())) for one in asked]
+                   for what, asked in told.items()}
+        for what, each in answers.items():
+            yield what, reduce(_quicker, [answer() for answer in each], None)
+        return
+    for i, (what, asked) in enumerate(told.items()):
+        found: Found | Error | None = None
+        with share(2 / (len(told) - i + 1)):
             for j, one in enumerate(asked):
                 rival = min(rival_s(), found.candidate.seconds if isinstance(found, Found) else math.inf)
                 with share(2 / (len(asked) - j + 1)):
-                    found = _quicker(found, _told(one, kinds, rival))
+                    found = _quicker(found, _told(one, RECOMPUTE[what], rival))
         yield what, found
+
+
+def _telling(request: Request, kinds: tuple[str, ...]) -> list[Request]:
+    """The request to the terapipe planner, told to recompute the blocks of these kinds, by what schedules are searched together."""
+    orders = [_usual(request, "terapipe")]
+    if request.free_schedule and request.chunks > 1:           # else schedules of one stage a rank, which are searched together
+        orders = [(name,) for name in schedules_of(request, request.chunks)]
+    flags = tuple(block.kind in kinds for block in request.model.blocks)
+    told = replace(request, recompute=flags, each_alone=False)
+    asked = (_asked(told, "terapipe", names, request.chunks, request.ranks) for names in orders)
+    return [one for one in asked if one is not None]
 
 
 def _told(asked: Request, kinds: tuple[str, ...], rival_s: float) -> Found | Error | None:
