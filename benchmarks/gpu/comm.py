@@ -7,13 +7,21 @@ import numpy as np
 from gpu_check import Question, in_time, small, so_far
 
 
-def small_plan(tp, stages, replicas):
-    model = tp.GPTConfig(n_layer=stages, n_head=2, n_embd=128, vocab_size=256, block_size=128)
-    return tp.plan(model, tp.Cluster(num_devices=stages * replicas, peak_flops=1e14), batch=2 * replicas, seq_len=128,
-                   planner="uniform", stages=stages, slicing=[(1, [64, 64])] * 2, data_parallel=replicas, backend="cuda")
+def small_plan(tp, stages, replicas, chunks):
+    """With several stages a rank: in so many slices that channels need more than two slots (terapipe_c/slots.py)."""
+    from terapipe_c.slots import LEAST, needed
+
+    model = tp.GPTConfig(n_layer=stages * chunks, n_head=2, n_embd=128, vocab_size=256, block_size=128)
+    order = {"schedule": "looped-bfs", "chunks": chunks} if chunks > 1 else {}
+    lengths = [8] * 16 if chunks > 1 else [64, 64]
+    plan = tp.plan(model, tp.Cluster(num_devices=stages * replicas, peak_flops=1e14), batch=2 * replicas, seq_len=128,
+                   planner="uniform", stages=stages, slicing=[(1, lengths)] * 2, data_parallel=replicas, backend="cuda",
+                   **order)  # fmt: skip
+    assert (needed(plan.program) > LEAST) == (chunks > 1), needed(plan.program)
+    return plan
 
 
-def nccl(stages, replicas=1):
+def nccl(stages, replicas=1, chunks=1):
     def answer():
         import terapipe_c as tp
 
@@ -21,7 +29,7 @@ def nccl(stages, replicas=1):
         losses, caveats, ranks = {}, {}, stages * replicas
         for kind in ("host",) if small() else ("host", "nccl"):
             os.environ |= {"TERAPIPE_COMM": kind, "TERAPIPE_NCCL_ONE_GPU": "1", "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
-            run = tp.launch(small_plan(tp, stages, replicas), data, 3, backend="cuda", devices=[0] * ranks, progress=False,
+            run = tp.launch(small_plan(tp, stages, replicas, chunks), data, 3, backend="cuda", devices=[0] * ranks, progress=False,
                             timeout_s=max(5.0, min(25.0, in_time() / 3)), reproducible=replicas == 1)
             losses[kind] = [(record.loss, record.grad_norm) for record in run.wait()]
             report = run.report()
@@ -31,7 +39,9 @@ def nccl(stages, replicas=1):
         assert len(losses["host"]) == 3 and (small() or losses["nccl"] == losses["host"]), losses
         return {"headline": "the same losses as through the host's memory", "losses": losses, "caveats": caveats}
 
-    who = f"{stages} ranks" if replicas == 1 else f"{replicas} replicas of {stages} ranks, which add their gradients"
+    who = f"{stages} ranks" + (f" of {chunks} stages, in 16 slices" if chunks > 1 else "")
+    if replicas > 1:
+        who = f"{replicas} replicas of {who}, which add their gradients"
     answer.__doc__ = f"Losses of 3 steps of {who}, all on GPU 0: by NCCL the same bits as through the host's memory."
     return answer
 
@@ -54,5 +64,5 @@ def green():
     return found | {"headline": ", ".join(f"{name} of {count}" for name, count in found.items() if name != "trials")}
 
 
-QUESTIONS = [Question("green contexts", 25, green, order=25), Question("NCCL 2 ranks", 60, nccl(2), order=19),
+QUESTIONS = [Question("green contexts", 25, green, order=25), Question("NCCL 2 ranks", 60, nccl(2, chunks=2), order=19),
              Question("NCCL 4 ranks", 75, nccl(4), order=20), Question("NCCL replicas", 75, nccl(2, 2), order=24)]
