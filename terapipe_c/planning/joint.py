@@ -13,7 +13,8 @@ and chimera, which are weighed in no other way, come last (:func:`by_name_alone`
 it cannot win, whatever work it takes, so the result is never slower than any of them. Where ``stages`` or ``data_parallel`` are
 open terapipe also searches every configuration (numbers of ranks that divide the devices', their halves, and all up to 16; up to
 four chunks) with every schedule: only its bound leaves one out. What is looked at besides does not depend on the limit of memory,
-so more memory never gives a slower plan.
+so more memory never gives a slower plan. But a search that has taken long ends before its finest slices where it is not likely to
+beat the plan in hand (:meth:`search._Search._gives_up`): for large requests both promises are as good as that rule.
 
 Not promised: to beat a plan for which only the other planner was given ``granularity``, ``partition`` or ``slicing``, or only a
 paper's planner ``data_parallel``. Given values are kept, and a finer grid or a cut made by hand is another request; a given
@@ -489,7 +490,7 @@ class _Search:
             def own(ranks: int) -> Judge:                      # a search counts the work of its judges
                 before = known.get(ranks)
                 judge = r.judge(ranks) if before is None else before.afresh()
-                judge.rival_s, judge.in_passing = rival_s, True
+                judge.rival_s, judge.in_passing, judge.may_give_up = rival_s, True, True
                 judges.append(judge)
                 return judge
 
@@ -517,7 +518,9 @@ class _Search:
             return
         better = self.offer(found, f"a search of {task}" if search else f"{task.asked.planner} for {task}")
         if search:
+            gave_up = any(judge.gave_up for judge in judges)
             self.log.append(f"searched {task}: {human_seconds(found.candidate.seconds)}" + (", better" if better else "")
+                            + (", given up before the finest slices" if gave_up else "")
                             + (", stopped by the time limit" if late() else ""))
 
     def recompute(self, at_last: bool = False) -> bool:

@@ -141,6 +141,7 @@ class Judge:
         self.work = 0                                          # ticks: a clock that is the same on every machine, about 13 ns each
         self.rival_s = float("inf")                            # seconds of the plan in hand: slower ones need not be looked for
         self.in_passing = False                                # one question of many: where nothing fits it need not say what would
+        self.may_give_up = self.gave_up = False                # a search may end, or ended, once it is not likely to beat that plan
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # the memory of starts.kind_seconds
         self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # the memory of ladder._besides

@@ -35,6 +35,9 @@ _WIDEST = 0.25        # and by at most this part
 _SURE = 1.03, 1.1     # (one chunk a rank, several): a ladder ends when its last two plans are so many times as slow as the answer
 _RUNGS = 72_000_000    # each time a ladder took so many ticks (or those of its first plan, if more) its steps double
 _SLICES = 4            # a grid of fewer slices a sequence gets proportionally less work
+_FINE, _GAINS = 8, 1.03  # a search that may give up goes on while it has no grid of so many slices a sequence, or might get within
+                         # this part of the plan in hand if the next grid gained as much as the latest
+_LONG = 10_000_000     # and while it has taken fewer ticks
 _WORK = 36_000_000     # ticks that a descent may take: a fraction of a second
 
 
@@ -440,13 +443,24 @@ class _Search:
         self._spent[grid] += hunt.first
         return found
 
+    def _gives_up(self, grid: int, before_s: float, now_s: float) -> bool:
+        """Whether finer grids need not be searched: the plan in hand is faster by more than they are likely to gain. It would have
+        ended 125 of 149 searches of six requests, whose plans were 2.6 % slower in the end, at least, than auto's."""
+        long = sum(hunt.judge.work for hunt in self.hunts.values()) > _LONG
+        return (self.judge.may_give_up and long and grid * _FINE <= self.seq_len and now_s < float("inf")
+                and now_s * min(1.0, now_s / before_s) > _GAINS * self.judge.rival_s)
+
     def look(self) -> None:
-        limit = self.judge.limit
+        limit, fastest_s = self.judge.limit, float("inf")
         for i, grid in enumerate([] if self._nothing_fits() else self.todo):
             if self.hunts and late():                          # the coarser grids' plans must do
                 break
             with share(2 / (len(self.todo) - i + 1)):
                 found = self._look_at(grid)
+            before_s, fastest_s = fastest_s, min(fastest_s, float("inf") if found is None else found.seconds)
+            if grid != self.todo[-1] and self._gives_up(grid, before_s, fastest_s):
+                self.judge.gave_up = True
+                break
             if i == 0 and found is None and limit is not None and self.hunts[grid].best(limit) is None and not late():
                 if not any([self._can_fit(g, limit) for g in self.todo[1:]]):
                     break                                      # a list, as in _nothing_fits

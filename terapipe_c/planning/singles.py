@@ -264,5 +264,5 @@ def _quicker(one: Found | Error | None, other: Found | Error | None) -> Found | 
 def _against(asked: Request, rival_s: float, ranks: int) -> Judge:
     """A judge for plans that are to beat a plan in hand, if there is one."""
     judge = asked.judge(ranks)
-    judge.rival_s, judge.in_passing = rival_s, rival_s < math.inf
+    judge.rival_s, judge.in_passing, judge.may_give_up = rival_s, rival_s < math.inf, True
     return judge
