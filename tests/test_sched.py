@@ -307,6 +307,18 @@ def test_torch_csv():
             Program.from_csv(text)
 
 
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n \r\n"])
+def test_empty_lines_at_the_end_are_no_ranks(end):
+    """print(program, file=f) leaves one there: it was a rank with nothing to do, for all of the step."""
+    program = schedules.one_f_one_b(2, 2)
+    assert Program.parse(str(program) + end) == program and Program.from_csv(program.to_csv() + end) == program
+    lists = [program.instructions(r) for r in range(2)]
+    for idle in (lists[:1] + [lists[1][:0]] + lists[1:], lists + [lists[0][:0]] * 2):      # ranks that somebody made
+        made = Program.from_instructions(idle)
+        assert Program.parse(str(made)) == made and Program.parse(str(made) + end) == made
+        assert Program.from_csv(made.to_csv()).num_ranks == made.num_ranks == len(idle)
+
+
 @pytest.mark.parametrize(
     "text",
     [

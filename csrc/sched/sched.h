@@ -1,7 +1,8 @@
 /* The instruction IR: one list of 16-byte instructions per rank. The builders make compute-only programs, passes turn
  * programs into programs, the checker proves one, the simulator times it, the engine runs it.
  *
- * Text: one line per rank, words `<stage><OP><micro>.<slice>[half][@peer]` separated by one space, e.g. `2F0.3`, `2SF0.3@3`;
+ * Text: one line per rank, words `<stage><OP><micro>.<slice>[half][@peer]` separated by one space, e.g. `2F0.3`, `2SF0.3@3`; an idle
+ * last rank is a comma, for empty lines at the end are no ranks;
  * parse(print(p)) == p for programs whose slots have not been assigned or are reproduced by assigning them again.
  *
  * What an instruction means to whoever runs it:

@@ -96,6 +96,11 @@ print(const tp_program *program, int csv, char *text, size_t size)
             length += count;
             first = 0;
         }
+        if (first && r + 1 == program->ranks) { /* an idle rank: an empty last line would be none (get_lines) */
+            if (length < size)
+                text[length] = ',';
+            length++;
+        }
         if (length < size)
             text[length] = '\n';
         length++;
@@ -331,15 +336,18 @@ add_instr(pile *p, tp_instr instr)
     return TP_OK;
 }
 
+/* Empty lines are idle ranks, but those behind the last that has a word or a comma: print(p, file=f) leaves one there. */
 static tp_status
 get_lines(reader *r, pile *p)
 {
-    size_t before = 0;
+    size_t before = 0, ranks = 0;
     int64_t steps = 0;
     while (r->at < r->end) {
         char c = *r->at;
         if (c == '\n') {
             TP_TRY(add_rank(p, (int64_t)(p->length - before)));
+            if (p->length > before || r->cell > 1)
+                ranks = p->ranks;
             before = p->length;
             r->rank++;
             r->word = 0;
@@ -356,7 +364,12 @@ get_lines(reader *r, pile *p)
             r->word++;
         }
     }
-    return p->length > before ? add_rank(p, (int64_t)(p->length - before)) : TP_OK;
+    if (p->length > before || r->cell > 1) {
+        TP_TRY(add_rank(p, (int64_t)(p->length - before)));
+        ranks = p->ranks;
+    }
+    p->ranks = ranks;
+    return TP_OK;
 }
 
 static tp_status
