@@ -17,6 +17,7 @@ starts (bias below n / 2^64). Nothing else enters, so no state is carried from s
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -219,7 +220,14 @@ def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[
     if tokenizer is not None and not callable(tokenizer):
         raise InvalidTypeError(f"tokenizer is {brief(tokenizer)}: a function from text to tokens, or None, would be right")
     if isinstance(data, (str, os.PathLike)):
-        return _open_file(path_of("data", data), tokenizer)
+        try:
+            path = path_of("data", data)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise InvalidValueError(f"data is {brief(data)}: no file's name is as long; of a text itself, its bytes, "
+                                    "text.encode(), would be right") from None   # the system's own error would be all of the text
+        return _open_file(path, tokenizer)
     if tokenizer is not None:
         raise InvalidValueError("tokenizer is for text files; data is an array of tokens already")
     if isinstance(data, (bytes, bytearray)):
@@ -401,8 +409,11 @@ def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:
         head = file.read(MEGATRON_HEADER.size)
     if head.startswith(LEGACY_MAGIC):
         raise InvalidValueError(f"{index}: a Megatron index of an older kind (TNTIDX): one that starts with MMIDIDX would be right")
-    if len(head) < MEGATRON_HEADER.size or not head.startswith(MEGATRON_MAGIC):
+    if not head.startswith(MEGATRON_MAGIC):
         raise InvalidValueError(f"{index}: not a Megatron index: it must start with MMIDIDX")
+    if len(head) < MEGATRON_HEADER.size:
+        raise InvalidValueError(f"{index}: {len(head)} bytes of a Megatron index, whose header alone has "
+                                f"{MEGATRON_HEADER.size}: truncated")
     _, version, code, sequences, documents = MEGATRON_HEADER.unpack(head)
     if version != 1 or code not in MEGATRON_DTYPES:
         raise InvalidValueError(

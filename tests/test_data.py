@@ -242,7 +242,15 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
         (tmp_path / f"old{suffix}").write_bytes(content)
     for name in ("old", "old.bin", "old.idx"):  # the .bin was read as nanoGPT's, whatever its tokens' type
         refused(ValueError, r"old\.idx: a Megatron index of an older kind \(TNTIDX\): one that starts with MMIDIDX", name)
+    refused(ValueError, r"t\.idx: 12 bytes of a Megatron index, whose header alone has 34: truncated", "t.idx", b"MMIDIDX\0\0abc")
     refused(ValueError, r"y\.idx: .*truncated", "y.idx", b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 5, 6))
+
+
+def test_a_text_is_not_taken_for_its_name():
+    with pytest.raises(InvalidValueError, match=r"^data is 'To be, or not.*\.\.\.: .* its bytes, text\.encode\(\),") as refused:
+        Dataset("To be, or not to be\n" * 500, 8, 1)
+    assert len(str(refused.value)) < 250          # and not all of the text
+    assert Dataset(("To be, or not to be\n" * 500).encode(), 8, 1).num_tokens == 10000
 
 
 def test_arguments_and_arrays_are_checked():
