@@ -61,8 +61,8 @@ def _one_size(target: str, plan: Plan) -> int:
 def _check_order(plan: Plan) -> None:
     """Megatron's two schedules, each gradient of weights directly behind that of the input. Of whole sequences seq1f1b is 1f1b."""
     if plan.schedule not in ("1f1b", "seq1f1b", "interleaved") or (plan.schedule == "interleaved" and plan.chunks == 1):
-        one = " of one chunk" if plan.schedule == "interleaved" else ""
-        raise InvalidValueError(f"Megatron has no schedule {plan.schedule}{one}: 1f1b or interleaved would be right")
+        one, more = (" of one chunk", " of two or more") if plan.schedule == "interleaved" else ("", "")
+        raise InvalidValueError(f"Megatron has no schedule {plan.schedule}{one}: 1f1b or interleaved{more} would be right")
     for rank in range(plan.ranks):
         code = [op for op in plan.program.instructions(rank)[["op", "stage", "micro"]].tolist() if OPS[op[0]] in "FBIW"]
         for (op, *unit), after in zip(code, [*code[1:], None], strict=True):

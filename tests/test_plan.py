@@ -475,7 +475,7 @@ def test_megatron_runs_whole_sequences_of_seq1f1b_and_no_weight_gradients_that_w
     request |= {"planner": "uniform", "partition": None}
     with pytest.raises(ValueError, match="interleaves on two ranks or more"):
         plan(**{**request, "stages": 1, "schedule": "interleaved", "chunks": 2}).to_megatron()
-    with pytest.raises(ValueError, match="no schedule interleaved of one chunk"):
+    with pytest.raises(ValueError, match="no schedule interleaved of one chunk: 1f1b or interleaved of two or more would"):
         plan(**{**request, "schedule": "interleaved", "chunks": 1}).to_megatron()
 
 
