@@ -227,6 +227,11 @@ def _split(program: Program, cost: Any = None, pending: int = 1, comm_s: Any = 0
     return program._split_with(given, pending)
 
 
+def _reorder(program: Program, cost: Any = None, comm_s: Any = 0.0) -> Program:
+    given = tables(program, {"F": 1.0, "I": 1.0, "W": 1.0} if cost is None else cost, comm_s)
+    return program._reorder_by(given)
+
+
 def _instructions(program: Program, rank: int) -> NDArray[np.void]:
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
         raise InvalidTypeError(f"rank is {brief(rank)}: an int would be right")

@@ -289,6 +289,7 @@ program_makespans(PyObject *self, PyObject *args)
 HAND_OVER(simulate, "schedule", "_simulate")
 HAND_OVER(makespan, "schedule", "_makespan")
 HAND_OVER(split, "schedule", "_split")
+HAND_OVER(reorder, "schedule", "_reorder")
 HAND_OVER(instructions, "schedule", "_instructions")
 HAND_OVER(repr_html, "view", "program_html")
 
@@ -441,6 +442,11 @@ static PyMethodDef methods[] = {
      "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
      "W, with W where its rank would wait; at most `pending` micro-batches of a stage wait for their W (0: W right "
      "behind I). cost as in simulate; None: every op takes 1 s."},
+    {"reorder", CALL(program_reorder), METH_VARARGS | METH_KEYWORDS,
+     "reorder($self, cost=None, comm_s=0.0)\n--\n\nF and B (of I and W, too) by list scheduling, each stage on its rank: a rank does "
+     "what can start first, a backward before a forward, of backwards the latest stage's, of forwards the earliest stage's. split "
+     "it, as it counts on weight gradients to fill waits. Of looped_bfs with several sequences often faster; simulate both. cost as "
+     "in simulate; None: every op takes 1 s."},
     {"check", CALL(program_check), METH_VARARGS | METH_KEYWORDS,
      "check($self, /, canonical=False)\n--\n\nRaises ScheduleError (with .rank and .position) or proves the program: every "
      "instruction once, in order, messages matched, no deadlock, no slot rewritten in use. canonical: also that sums go "
@@ -468,6 +474,7 @@ static PyMethodDef methods[] = {
     {"_time", program_time, METH_VARARGS, NULL},
     {"_makespans", program_makespans, METH_VARARGS, NULL},
     {"_split_with", tp_py_program_split_with, METH_VARARGS, NULL},
+    {"_reorder_by", tp_py_program_reorder_by, METH_O, NULL},
     {"_repr_html_", CALL(program_repr_html), METH_VARARGS | METH_KEYWORDS, NULL},
     {"__reduce__", program_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

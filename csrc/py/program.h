@@ -31,6 +31,8 @@ PyObject *
 tp_py_program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *
 tp_py_program_split_with(PyObject *self, PyObject *args);
+PyObject *
+tp_py_program_reorder_by(PyObject *self, PyObject *cost);
 
 /* What a class method returns: `self` there is the class (of a static type of ours, so never a heap type's metatype). The
  * program is taken over, or the status raised. */

@@ -87,3 +87,17 @@ tp_py_program_split_with(PyObject *self, PyObject *args)
     tp_py_costs_close(&costs);
     return made(self, status, split);
 }
+
+PyObject *
+tp_py_program_reorder_by(PyObject *self, PyObject *cost)
+{
+    tp_py_costs costs;
+    if (tp_py_costs_open(tp_py_program_of(self), cost, &costs) < 0)
+        return NULL;
+    tp_program *reordered = NULL;
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_program_reorder(tp_py_program_of(self), &costs.durations, &reordered));
+    tp_py_costs_close(&costs);
+    return made(self, status, reordered);
+}

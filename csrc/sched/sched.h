@@ -306,6 +306,12 @@ tp_program_update_s(const tp_program *program, const tp_durations *durations, in
  * descending. pending 0: W directly behind its I. */
 TP_MUST_USE tp_status
 tp_program_split(const tp_program *program, const tp_durations *durations, int pending, tp_program **out);
+/* F and B of the program (I and W are B again) in the order of list scheduling, on the placement as it is: a rank does what can start
+ * first by `durations` (of F, I and W), a backward before a forward, of backwards the latest stage's, of forwards the earliest stage's;
+ * where it would wait, weight gradients, whose places split finds anew. Of looped BFS: as soon as a micro-batch can go back it does.
+ * ESCHEDULE: it has other operations, halves, or does not pass check. EVALUE, EMEMORY. */
+TP_MUST_USE tp_status
+tp_program_reorder(const tp_program *program, const tp_durations *durations, tp_program **out);
 /* Adds RF/SF/RB/SB (the sender places the peer's receive; both ends of every pair in the same order) and leaves guests where they
  * are; slots (activation slot: first RF or F to last W or B of a micro-batch, or to its SE and from its RL on; guest's: RE to SL;
  * gradient slot: first RB, R, SI, I or B to last W, B or SB, or to the last backward
