@@ -88,7 +88,8 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int, slices: int | Sequen
     Uniform slices, n of them in all, times of a chunk: makespan ((chunks - 1) max(n, ranks) + n + ranks - 1)(f + b): one long
     sequence fills and drains in a chunk's time, which ``interleaved`` does only for a multiple of ranks micro-batches; every
     activation is held. ``split``, which plans do, fills waits with weight gradients: f = i = w, one sequence, n >= ranks:
-    (3 n chunks + 2 (ranks - 1)) f.
+    (3 n chunks + 2 (ranks - 1)) f. Of several micro-batches ``reorder`` lets each go back as soon as it can, which plans take where
+    it is faster.
     """
     return _build(_LOOPED_BFS, ranks, micro_batches, chunks, slices)
 

@@ -1,4 +1,4 @@
-"""``Program.reorder``: forwards and backwards by list scheduling, against its rule written once more."""
+"""``Program.reorder``: forwards and backwards by list scheduling, against its rule written once more; and plans that have it."""
 
 import re
 
@@ -107,3 +107,21 @@ def test_what_it_cannot_order_is_refused():
     for cost in ({"F": 1.0, "B": 2.0}, {"F": 1.0, "I": 1.0}, {"F": 1.0, "I": -1.0, "W": 1.0}):
         with pytest.raises(ValueError, match="seconds of|would be right"):
             looped.reorder(cost)
+
+
+def test_plans_of_looped_stages_take_the_faster_order():
+    """Two sequences: a backward stands before the last forward; one sequence: breadth first is all there is."""
+    for batch in (1, 2):
+        model = tp.GPTConfig(14, 8, 512, 1000, 256, tie_weights=False)
+        cluster = tp.Cluster(num_devices=4, devices_per_node=4, memory_bytes=1e13, link_latency_s=1e-6, link_bandwidth_Bps=1e11)
+        plan = tp.plan(model, cluster, schedule="looped-bfs", chunks=2, batch=batch, seq_len=256, stages=4, planner="terapipe",
+                       costs=tp.CostModel.analytic(model, cluster))
+        looped = schedules.looped_bfs(4, batch, 2, [len(lengths) for _, lengths in plan.slicing])
+        ways = [order.split(plan.durations, pending=n).lower().makespan(plan.durations)
+                for order in (looped, looped.reorder(plan.durations)) for n in (0, 1, 2, 4)]
+        assert plan.step_time_s == pytest.approx(plan.program.makespan(plan.durations))
+        assert plan.step_time_s <= min(ways) * (1 + 1e-9)
+        early = [re.search(r"[IB]\d.*F\d", " ".join(f"{op}{v}" for v, op, *_ in line)) for line in read(str(plan.program.strip()))]
+        assert any(early) == (batch > 1)
+        if batch > 1:
+            assert min(ways[4:]) < min(ways[:4])

@@ -275,16 +275,25 @@ class Judge:
             self._counted = work
             return program, seconds, peak
         timing = self.timing(c)
-        compute = saving(_core.judge_compute(self._judge, self._given(c)), self.model, c.partition, c.savings)
-        if c.schedule not in ZERO_BUBBLE:
-            compute = compute.split(timing, pending=c.pending)
-        program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
-        self.work += 100 * len(program) + 30_000               # about what splitting and lowering take
+        order = _core.judge_compute(self._judge, self._given(c))
+        program = self._completed(order, c, timing)
+        if c.schedule == LOOPED and len(c.slicing) > 1:        # as csrc/plan/judge.c does
+            early = self._completed(order.reorder(timing), c, timing)
+            program = early if early.makespan(timing) < program.makespan(timing) * SLIGHT else program
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
             key = c.schedule, c.partition, c.slicing, c.savings[:2]
             self._results.uncopied[key] = rounded(float(program.makespan(timing | none)))
         return program, float(program.makespan(timing)), self.peak(c, program)
+
+    def _completed(self, order: Program, c: Candidate, timing: dict[str, Any]) -> Program:
+        """What the engine would run, from the schedule alone."""
+        compute = saving(order, self.model, c.partition, c.savings)
+        if c.schedule not in ZERO_BUBBLE:
+            compute = compute.split(timing, pending=c.pending)
+        program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
+        self.work += 100 * len(program) + 30_000               # about what splitting and lowering take
+        return program
 
     @property
     def _judge(self) -> Any:
