@@ -592,7 +592,7 @@ def test_searches_that_took_long_are_given_up_where_they_cannot_win(brief, monke
     assert not any(given_up in line for line in whole.search_log)
     monkeypatch.setattr(searches, "_LONG", 0)
     quick = tp.plan(model, CLUSTER, **request)
-    assert quick.digest == whole.digest and sum(given_up in line for line in quick.search_log) > 3
+    assert quick.digest == whole.digest and sum(given_up in line for line in quick.search_log) > 1
     assert not any(given_up in line and "better" in line for line in quick.search_log)
     alone = tp.plan(model, CLUSTER, planner="terapipe", schedule="gpipe", **request)   # by name nothing is
     assert alone.step_time_s > quick.step_time_s

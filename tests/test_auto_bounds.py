@@ -18,7 +18,7 @@ from terapipe_c.planning.bounds import (
     order_bound_s,
     stages_bound_s,
 )
-from terapipe_c.planning.judge import CHIMERA, ORDERS, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
+from terapipe_c.planning.judge import CHIMERA, LOOPED, ORDERS, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
 from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, ROUND, check_request, has_chunks
 
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s"))
@@ -135,6 +135,9 @@ def test_no_partition_of_whole_sequences_is_faster_than_its_order_s_bound(seed):
             least = min(least, *(judge.judge(name, cut, ((1, (model.block_size,)),) * share, 0, savings).seconds
                                  for savings in (None, again)))
             plans += 2
+        if name == LOOPED and share > 1:                       # its order depends on the times
+            assert bound == 0.0
+            continue
         assert 0.0 < bound <= least * (1 + 1e-12), (name, ranks, chunks)
         total, close = total + 1, close + (bound > 0.75 * least)
     print(f"{total} requests, {plans} plans, {close} bounds within 25 % of the best")

@@ -16,7 +16,7 @@ from ..config import KINDS
 from ..cost import PHASES, CostModel
 from ..links import Links, rank_of
 from ..partition import updated_of_kind
-from .judge import ORDERS, SLICED, ZIGZAG
+from .judge import LOOPED, ORDERS, SLICED, ZIGZAG
 from .request import ROUND, Request
 from .starts import kind_seconds, whole_sequences
 
@@ -290,9 +290,9 @@ def whole_bound_s(request: Request, ranks: int, chunks: int = 1, at_once: bool =
 def order_bound_s(request: Request, name: str, ranks: int, chunks: int) -> float:
     """No plan of whole sequences, one a micro-batch, is faster in this order (one of :data:`AT_ONCE`, with no W waiting), on any
     partition, even one that cuts layers (csrc/plan/partition_bound.h); 0 where micro-batches differ, or have slices or several
-    sequences."""
+    sequences, and of several in looped stages, whose order depends on their times."""
     slicing, costs = whole_sequences(request), request.costs
-    if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1:
+    if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1 or (name == LOOPED and len(slicing) > 1):
         return 0.0
     judge, cluster, micros = request.judge(ranks), request.cluster, len(slicing)
     each = [kind_seconds(judge, slicing, phase) for phase in PHASES]
