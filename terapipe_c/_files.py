@@ -15,6 +15,7 @@ from ._core import InvalidTypeError, InvalidValueError, StorageError
 from .config import brief
 
 _THERE = "the file is there: another name would be right"
+_HEAD = 1 << 16    # bytes of a file in which its mark is
 
 
 def path_of(name: str, value: Any, look: bool = True) -> Path:
@@ -125,7 +126,7 @@ def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) ->
     where the file must be ``new`` and exists."""
     given = no_folder(path_of("path", path))
     if given.exists() and not given.is_file():       # a device or a pipe is written to, not replaced
-        with given.open("w", encoding="utf-8", errors="backslashreplace") as stream:
+        with naming(given), given.open("w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
         return
     target = Path(os.path.realpath(given))
@@ -148,6 +149,19 @@ def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) ->
         if isinstance(error, OSError) and error.filename in (None, os.fspath(temporary), temporary):
             raise type(error)(error.errno, error.strerror, str(target)) from None
         raise
+
+
+def replaceable(path: str | os.PathLike[str], mark: str) -> Path:
+    """The path of a file to write; FileExistsError where a file is there, with something in it, that does not have the ``mark`` of
+    those that are written: somebody else's."""
+    target = no_folder(path_of("path", path))
+    if target.is_file():
+        with target.open("rb") as file:
+            head = file.read(_HEAD)
+        if head and mark.encode() not in head:
+            raise FileExistsError(errno.EEXIST, f"a file is there that was not written by this command (it has no {mark}): another "
+                                  "name would be right", str(target))
+    return target
 
 
 def new_path(path: str | os.PathLike[str]) -> Path:

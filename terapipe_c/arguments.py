@@ -88,7 +88,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--backend", default="cpu", help="cpu (default) or cuda")
     p.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
     p.add_argument("--threads", type=int, default=1, help="threads of one rank (default 1)")
-    p.add_argument("--out", help="save the cost model here")
+    p.add_argument("--out", help="save the cost model here; replaces cost models alone")
 
     p = add(
         "plan",
@@ -96,7 +96,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
         "terapipe plan --n-layer 4 --n-head 4 --n-embd 128 --batch 8 --seq-len 256 --stages 2 --costs costs.json --out plan.json",
     )
     plan_flags(p)
-    p.add_argument("--out", help="save the plan here")
+    p.add_argument("--out", help="save the plan here; replaces plans alone")
 
     p = add(
         "compare",

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from . import timelines
-from ._files import read_entry
+from ._files import read_entry, replaceable
 from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, build_parser, launch_names, plan_flags_given
 
 __all__ = ["main"]
@@ -247,7 +247,7 @@ def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
 def _profile(args: argparse.Namespace) -> int:
     import terapipe_c as tp
 
-    _check_folder(args.out)
+    _check_folder(args.out, '"terapipe_c.costs"')
     model = _model(args)
     seq_len = model.block_size if args.seq_len is None else args.seq_len
     costs = tp.profile(
@@ -270,14 +270,17 @@ def _profile(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _check_folder(path: str | None) -> None:
+def _check_folder(path: str | None, mark: str = "") -> None:
+    """Before the work, not after it."""
     folder = os.path.dirname(path or "") or "."
     if not os.path.isdir(folder):
         raise FileNotFoundError(2, "there is no such folder to write into: one that exists would be right", folder)
+    if path:
+        replaceable(path, mark)
 
 
 def _plan(args: argparse.Namespace) -> int:
-    _check_folder(args.out)
+    _check_folder(args.out, '"terapipe_c.plan"')
     plan = _make_plan(args)
     if args.out:
         plan.save(args.out)

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._files import no_folder, read_entry
+from ._files import no_folder, read_entry, replaceable
 
 __all__ = ["asked", "draw", "named", "result", "timeline_of"]
 
 TIMES = {"fwd": 1.0, "bwd": 2.0, "comm": 0.0}  # seconds, of what has none of its own
+#: What is in the pictures of view.py; files without it are not replaced.
+MARKS = {"svg": '<svg xmlns="http://www.w3.org/2000/svg" class="tp"', "html": "<title>Pipeline timeline</title>",
+         "trace": '"traceEvents"'}  # fmt: skip
 SIZES = {"ranks": 4, "micro_batches": 8, "slices": 1, "chunks": 2, "split": 1}  # of a named schedule
 
 
@@ -117,6 +120,8 @@ def draw(args: argparse.Namespace, line: Any) -> dict[str, str]:
         path = getattr(args, name)
         if path and (same := paths.setdefault(os.path.realpath(path), name)) != name:
             raise ValueError(f"--{same} and --{name} are both {path}: two files would be right")
+        if path:                                     # before one is written
+            replaceable(path, MARKS[name])
     written = {}
     for name, method in (("svg", "to_svg"), ("html", "to_html"), ("trace", "to_chrome_trace")):
         path = getattr(args, name)

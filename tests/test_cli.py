@@ -540,3 +540,22 @@ def test_a_plan_file_is_given_once(capsys, words):
     for one in (["--plan", "q.json"], ["q.json"]):
         code, _, err = run(capsys, "train", *one, "--data", "x", "--steps", "1", "--out", "y")
         assert code == 2 and "'q.json'" in err
+
+
+def test_a_file_of_somebody_else_is_not_replaced(capsys, tmp_path, monkeypatch):
+    """By what this command writes again and again: refused before the work; its own are."""
+    monkeypatch.chdir(tmp_path)
+    model = ["--n-layer", 1, "--n-head", 1, "--n-embd", 8, "--vocab-size", 9, "--seq-len", 8, "--batch", 1, "--stages", 1]
+    plan, profile = ["plan", *model, "--planner", "uniform", "--out"], ["profile", *model[:10], "--out"]
+    simulate = ["simulate", "--schedule", "gpipe"]
+    assert [run(capsys, *plan, "a.json")[0] for _ in range(2)] == [cli.DONE] * 2
+    for argv, name in ((plan, "corpus.txt"), (profile, "corpus.txt"), (profile, "a.json"), ([*simulate, "--svg"], "a.json"),
+                       ([*simulate, "--html"], "a.json"), ([*simulate, "--trace"], "corpus.txt")):
+        Path("corpus.txt").write_text("words")
+        before = Path(name).read_bytes()
+        code, _, error = run(capsys, *argv, name)
+        assert code == cli.BAD_REQUEST and "another name would be right" in error, (argv, error)
+        assert Path(name).read_bytes() == before
+    for flag in ("--svg", "--html", "--trace"):
+        Path(flag).touch()
+        assert run(capsys, *simulate, flag, f"./{flag}")[0] == run(capsys, *simulate, flag, f"./{flag}")[0] == cli.DONE

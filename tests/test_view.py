@@ -40,6 +40,8 @@ def test_a_picture_goes_where_a_link_points_and_into_a_device(tmp_path):
     assert (tmp_path / "link.svg").is_symlink() and "<svg" in (tmp_path / "real.svg").read_text()
     line.to_svg("/dev/null")
     assert not Path("/dev/null").is_file()
+    with pytest.raises(OSError, match="'/dev/full'"):
+        line.to_svg("/dev/full")
     with pytest.raises(FileNotFoundError, match="no such folder to write into"):
         line.to_svg(tmp_path / "none/x.svg")
 
