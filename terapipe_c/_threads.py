@@ -41,7 +41,8 @@ def no_thread(error: BaseException, what: str) -> ExecutionError:
 
 def refused(error: BaseException) -> bool:
     """Whether the error is Python's for a thread that cannot be started, and not, for example, a signal handler's RuntimeError."""
-    return isinstance(error, RuntimeError) and "start new thread" in str(error)
+    return isinstance(error, RuntimeError) and any(
+        f"{verb} new thread" in str(error) for verb in ("start", "create"))    # "create ... at interpreter shutdown": Python 3.12
 
 
 def start_all(threads: Sequence[threading.Thread], give_up: Callable[[str], None]) -> None:

@@ -145,3 +145,16 @@ def test_ctrl_c_ends_a_plan_on_several_cores():
         errors = child.communicate(timeout=60)[1]
         print(f"ended {time.monotonic() - sent:.2f} s later")
     assert child.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_others_may_plan_when_the_main_thread_has_ended():
+    """Nor does the interpreter wait for a daemon's plan, which takes minutes."""
+    code = ("import atexit, os, threading, time, terapipe_c as tp\nos.sched_getaffinity = lambda pid: {0, 1, 2}\n"
+            "def plan(layers, wide):\n"
+            "    model = tp.GPTConfig(n_layer=layers, n_head=2, n_embd=wide, vocab_size=64, block_size=2048)\n"
+            "    tp.plan(model, tp.Cluster.preset('a100-80', layers), layers, 64 * layers)\n    print(layers, flush=True)\n"
+            "def after_main():\n    threading.main_thread().join()\n    plan(2, 32)\n"
+            "threading.Thread(target=after_main).start()\natexit.register(plan, 1, 32)\n"
+            "threading.Thread(target=plan, args=(32, 4096), daemon=True).start()\ntime.sleep(0.2)")
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split("\n"), done.stderr) == (["2", "1", ""], "") and done.returncode == 0
