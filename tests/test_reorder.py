@@ -8,6 +8,7 @@ from sched_oracle import read
 
 import terapipe_c as tp
 from terapipe_c import schedules
+from terapipe_c.planning.judge import AS_BUILT, Judge
 
 UNIT = {"F": 1.0, "I": 1.0, "W": 1.0}
 
@@ -125,3 +126,31 @@ def test_plans_of_looped_stages_take_the_faster_order():
         assert any(early) == (batch > 1)
         if batch > 1:
             assert min(ways[4:]) < min(ways[:4])
+
+
+@pytest.mark.parametrize("planner", ["terapipe", "uniform"])
+def test_a_plan_that_fits_as_it_is_built_is_not_refused(planner):
+    """List scheduling needs more memory on these stages, and is faster."""
+    model = tp.GPTConfig(8, 2, 64, 500, 128)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e13, link_latency_s=8e-5, link_bandwidth_Bps=5e10, peak_flops=3.4e9)
+    partition = [(0, 2), (2, 5), (5, 8), (8, 10), (10, 12), (12, 13), (13, 16), (16, 18)]
+
+    def ask(limit):
+        return tp.plan(model, cluster, schedule="looped-bfs", chunks=2, batch=3, seq_len=128, stages=4, planner=planner,
+                       partition=partition, slicing=[(1, [64, 64])] * 3, memory_bytes=limit)
+
+    fast, slow = ask(None), ask(8_400_000)
+    built = schedules.looped_bfs(4, 3, 2, 2).split(slow.durations, pending=0).lower(tied=True)
+    assert slow.program == built and slow.step_time_s > fast.step_time_s
+    assert max(slow.peak_memory_bytes) <= 8_400_000 < max(fast.peak_memory_bytes)
+
+
+def test_other_schedules_take_the_numbers_of_the_plan_as_it_is_built():
+    """For plan.compared, where the plan in hand is one of those."""
+    model = tp.GPTConfig(3, 2, 32, 64, 64)
+    cluster = tp.Cluster(num_devices=2, memory_bytes=1e13, link_latency_s=1e-5, link_bandwidth_Bps=1e10, peak_flops=1e10)
+    judge = Judge(model, tp.CostModel.analytic(model, cluster), 2, 2, None)
+    cut, slicing = ((0, 2), (2, 4), (4, 6), (6, 8)), ((1, (64,)),) * 2
+    built = judge.judge("looped-bfs", cut, slicing, AS_BUILT)
+    assert judge.lowered(built) == schedules.looped_bfs(2, 2, 2).split(judge.timing(built), pending=0).lower(tied=True)
+    assert judge.judge("interleaved", cut, slicing, built.pending) is judge.judge("interleaved", cut, slicing, 0)

@@ -39,10 +39,15 @@ class Found:
 
 def _plan_uniform(request: Request, judge_of: JudgeOf) -> Found:
     judge = judge_of(request.ranks[0])
-    found = uniform(judge, request)
+    found = _lean(judge, uniform(judge, request))
     if not judge.fits(found, judge.limit):
         raise judge.refuse()
     return Found(judge, found)
+
+
+def _lean(judge: Judge, c: Candidate) -> Candidate:
+    """Where the plan does not fit, the same in a leaner order, if there is one."""
+    return c if judge.fits(c, judge.limit) else judge.leaner(c) or c
 
 
 def _with_and_without_host(judge: Judge, request: Request) -> Candidate:
@@ -131,7 +136,7 @@ def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
             judge.rival_s, judge.in_passing = min(given[0], best.seconds), True
         with share(2 / (len(ways) - i + 1)):
             found = search(judge, names, request.share, request.seq_len, request.unit, request.partition, request.slicing)
-        for c in (found, uniform(judge, replace(request, schedules=names))):
+        for c in (found, _lean(judge, uniform(judge, replace(request, schedules=names)))):
             if c is not None and judge.fits(c, judge.limit) and (best is None or pace(c) < pace(best)):
                 best = c
     judge.rival_s, judge.in_passing = given

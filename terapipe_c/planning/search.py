@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..cost import PHASES
 from ..guests import BPIPE
 from ..partition import even_partition
 from .deadline import late, share
-from .judge import SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, pace, possible
+from .judge import AS_BUILT, LOOPED, SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, pace, possible
 from .starts import NEAR, block_ticks, by_pairs, estimate, over_ranks, slicing_seeds, starts_on
 
 _STARTS = 3           # so many starts of a search descend
@@ -44,6 +45,12 @@ _WORK = 36_000_000     # ticks that a descent may take: a fraction of a second
 def _are_cut_exactly(judge: Judge, names: Sequence[str]) -> bool:
     """Whether ``Judge.cuts_within`` finds a partition within a limit wherever there is one."""
     return judge.chunks == 1 and BPIPE not in names and not any(judge.savings.recompute)
+
+
+def _ways(order: Candidate) -> list[Candidate]:
+    """The order, and of looped stages also the one that they are built in, which may need less memory."""
+    built = order.schedule == LOOPED and order.pending == 0 and len(order.slicing) > 1
+    return [order, replace(order, pending=AS_BUILT)] if built else [order]
 
 
 class _Hunt:
@@ -84,9 +91,8 @@ class _Hunt:
                 continue
             if self.judge.fits(c, limit):
                 fit.append(c)
-            elif c.pending and c.schedule not in ZERO_BUBBLE:  # W that wait hold memory: try it without
-                least = self.judge.judge(c.schedule, c.partition, c.slicing, 0)
-                heapq.heappush(queue, (pace(least), i, least))
+            elif (leaner := self.judge.leaner(c)) is not None:
+                heapq.heappush(queue, (pace(leaner), i, leaner))
             elif len(over) < most and c.slicing not in [d.slicing for d in over]:
                 over.append(c)
         return fit, over
@@ -333,7 +339,7 @@ class _Hunt:
     def _lean_within(self, limit: int, most: int = _STARTS) -> Candidate | None:
         """The best end of descents from partitions that ``_tight`` finds; None where even the orders that hold least have none."""
         orders = self._orders()
-        first = [c for c in (self._tight(order, limit) for order in orders[:2]) if c is not None]
+        first = [c for order in orders[:2] for c in (self._tight(way, limit) for way in _ways(order)) if c is not None]
         if not first:
             return None
         stop = self.judge.work + self.work // 2
@@ -359,8 +365,8 @@ class _Hunt:
                 or judge.judge(order.schedule, least.partition, order.slicing, order.pending))
 
     def _least(self) -> list[Candidate]:
-        """``_least_of`` for the two orders that hold fewest activations."""
-        return [self._least_of(order) for order in self._orders()[:2]]
+        """``_least_of`` for the two orders that hold fewest activations, however looped stages do them."""
+        return [self._least_of(way) for order in self._orders()[:2] for way in _ways(order)]
 
     def _lowest(self) -> list[Candidate]:
         """``_least``; and, where stages are not cut exactly, the fastest plan found that needs no more than these, unless that is
