@@ -20,6 +20,7 @@ from terapipe_c.planning.bounds import (
 )
 from terapipe_c.planning.judge import CHIMERA, LOOPED, ORDERS, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
 from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, ROUND, check_request, has_chunks
+from terapipe_c.planning.singles import chunk_counts, chunks_left_out
 
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s"))
 
@@ -310,3 +311,14 @@ def test_all_schedules_of_given_chunks_are_told_to_recompute():
     assert any(plan.recompute) and plan.chunks == 2 and "terapipe with recompute = 'ffn'" in plan.search_log[-1]
     named = tp.plan(long, cluster, planner="terapipe", schedule="hanayo", recompute="ffn", **request)
     assert plan.step_time_s <= named.step_time_s
+
+
+def test_numbers_of_chunks_that_are_left_out_are_told():
+    """Where none of the larger numbers divides the layers, too."""
+    cluster = tp.Cluster(num_devices=3, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+    for layers, stages, counts in ((13, 3, (1, 2, 3, 4)), (12, 2, (1, 2, 3, 4, 6, 12)), (7, 2, tuple(range(1, 9)))):
+        model = tp.GPTConfig(layers, 2, 16, 64, 32)
+        asked = check_request(model, cluster, 4, 32, None, planner="auto", schedule="auto", granularity=32, partition=None,
+                              slicing=None, executable=False, **{**NONE, "stages": stages})
+        assert chunk_counts(asked) == counts
+        assert bool(chunks_left_out(asked)) == (layers > 7)

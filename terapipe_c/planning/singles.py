@@ -72,13 +72,16 @@ def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, 
     return replace(request, planner=planner, schedules=names, chunks=chunks, ranks=ranks) if ranks else None
 
 
+def _all_chunk_counts(request: Request) -> range:
+    return range(1, request.model.num_blocks // (1 if request.free_ranks else min(request.ranks)) + 1)
+
+
 def chunk_counts(request: Request) -> tuple[int, ...]:
     """Numbers of chunks that single planners are asked for where they are open: all of them, or, where there are more than _ALL,
     the first four and those of which stages of equally many layers' blocks can be made."""
     if not request.free_chunks:
         return (request.chunks,)
-    blocks, least = request.model.num_blocks, 1 if request.free_ranks else min(request.ranks)
-    numbers = range(1, blocks // least + 1)
+    numbers = _all_chunk_counts(request)
     if len(numbers) <= _ALL:
         return tuple(numbers)
     return tuple(n for n in numbers if n <= CHUNKS[-1] or any(2 * request.model.n_layer % (n * r) == 0 for r in request.ranks))
@@ -87,7 +90,7 @@ def chunk_counts(request: Request) -> tuple[int, ...]:
 def chunks_left_out(request: Request) -> str:
     """What the log says of the numbers of chunks that nobody is asked for; "": of none."""
     counts = chunk_counts(request)
-    if not request.free_chunks or counts[-1] == len(counts):
+    if not request.free_chunks or len(counts) == len(_all_chunk_counts(request)):
         return ""
     return (f"numbers of chunks above {CHUNKS[-1]} that do not divide the layers evenly left out (asked for were "
             f"{', '.join(map(str, counts))}): by name each can be asked for")
