@@ -11,7 +11,6 @@ import pytest
 import terapipe_c as tp
 from terapipe_c.planning import joint
 from terapipe_c.planning import request as requests
-from terapipe_c.planning import search as searches
 from terapipe_c.planning.bounds import bound_s, least_work_s, whole_bound_s
 from terapipe_c.planning.judge import Judge, possible
 from terapipe_c.planning.request import BY_NAME, CHUNKED, JOINT, PLANNERS, SEVERAL, check_request, has_chunks
@@ -580,22 +579,6 @@ def test_more_chunks_than_blocks_are_named_not_taken_for_a_lack_of_memory(how):
     model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=64)
     with pytest.raises(ValueError, match=f"chunks is {how['chunks']}: the model has 4 blocks"):
         tp.plan(model, tp.Cluster.local(), batch=4, seq_len=64, costs=tp.CostModel.analytic(model, tp.Cluster.local()), **how)
-
-
-def test_searches_that_took_long_are_given_up_where_they_cannot_win(brief, monkeypatch):
-    """Here all take long; the plan is the same, and the log says which were."""
-    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=512, block_size=128)
-    request = dict(batch=2, seq_len=128, stages=3, granularity=4, executable=False)
-    given_up = "given up before the finest slices"
-    monkeypatch.setattr(searches, "_LONG", 10 ** 15)
-    whole = tp.plan(model, CLUSTER, **request)
-    assert not any(given_up in line for line in whole.search_log)
-    monkeypatch.setattr(searches, "_LONG", 0)
-    quick = tp.plan(model, CLUSTER, **request)
-    assert quick.digest == whole.digest and sum(given_up in line for line in quick.search_log) > 1
-    assert not any(given_up in line and "better" in line for line in quick.search_log)
-    alone = tp.plan(model, CLUSTER, planner="terapipe", schedule="gpipe", **request)   # by name nothing is
-    assert alone.step_time_s > quick.step_time_s
 
 
 @pytest.mark.parametrize("seconds,words", [(math.inf, "searched 1f1b: nothing fits"),

@@ -8,6 +8,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.config import KINDS
+from terapipe_c.planning import search as searches
 from terapipe_c.planning.bounds import (
     AT_ONCE,
     Least,
@@ -322,3 +323,20 @@ def test_numbers_of_chunks_that_are_left_out_are_told():
                               slicing=None, executable=False, **{**NONE, "stages": stages})
         assert chunk_counts(asked) == counts
         assert bool(chunks_left_out(asked)) == (layers > 7)
+
+
+def test_searches_that_took_long_are_given_up_where_they_cannot_win(brief, monkeypatch):
+    """Here all take long; the plan is the same, and the log says which were."""
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=512, block_size=128)
+    cluster = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+    request = dict(batch=2, seq_len=128, stages=3, granularity=4, executable=False)
+    given_up = "given up before the finest slices"
+    monkeypatch.setattr(searches, "_LONG", 10 ** 15)
+    whole = tp.plan(model, cluster, **request)
+    assert not any(given_up in line for line in whole.search_log)
+    monkeypatch.setattr(searches, "_LONG", 0)
+    quick = tp.plan(model, cluster, **request)
+    assert quick.digest == whole.digest and sum(given_up in line for line in quick.search_log) > 1
+    assert not any(given_up in line and "better" in line for line in quick.search_log)
+    alone = tp.plan(model, cluster, planner="terapipe", schedule="gpipe", **request)   # by name nothing is
+    assert alone.step_time_s > quick.step_time_s
