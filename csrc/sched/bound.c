@@ -1,6 +1,6 @@
 /* A lower bound on the makespan. The first work must reach a rank (head), the rank must do all its work, and the last result must
- * travel back (tail); and no step is shorter than the longest path of one micro-batch alone. Only data dependencies and slice order are used, so the bound
- * holds for every legal order on the placement. */
+ * travel back (tail); and no step is shorter than the longest path of one micro-batch alone. Only data dependencies and slice order are
+ * used, so the bound holds for every legal order on the placement. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
@@ -30,28 +30,34 @@ halves_at(const bound *b, int v, int64_t u)
     return b->halves == NULL || v < 0 ? 0 : b->halves[v * b->units + u];
 }
 
-/* Seconds of the op (of one half of it) with the copies of its messages: a rank is taken from the copy in to the copy out. */
+/* Seconds of the op (of one half of it) with the copy of its message in. That of the message out may stand anywhere behind it, so
+ * the next slice need not wait for it. */
 static double
 forward_s(const bound *b, int v, int64_t u, unsigned half)
 {
     double seconds = tp_durations_s(b->d, TP_OP_F, half, v, u);
-    if (b->free)
-        return seconds;
-    unsigned in = halves_at(b, v - 1, u) & TP_SCHED_APART ? half : 0, out = halves_at(b, v, u) & TP_SCHED_APART ? half : 0;
-    if (tp_program_remote(b->p, v) && (in || half != TP_HALF_SECOND)) /* a whole message comes with the first half */
+    unsigned in = halves_at(b, v - 1, u) & TP_SCHED_APART ? half : 0;
+    if (!b->free && tp_program_remote(b->p, v) && (in || half != TP_HALF_SECOND)) /* a whole message comes with the first half */
         seconds += tp_durations_s(b->d, TP_OP_RF, in, v, u);
-    if (tp_program_remote(b->p, v + 1) && (out || half != TP_HALF_FIRST)) /* and leaves with the second */
-        seconds += tp_durations_s(b->d, TP_OP_SF, out, v, u);
     return seconds;
 }
 
-/* Both halves, where there are two. */
+/* Of the copy out. half: of a message of its own. */
+static double
+sent_s(const bound *b, int v, int64_t u, unsigned half)
+{
+    return b->free || !tp_program_remote(b->p, v + 1) ? 0.0 : tp_durations_s(b->d, TP_OP_SF, half, v, u);
+}
+
+/* Both halves, where there are two, with all copies. */
 static double
 whole_forward_s(const bound *b, int v, int64_t u)
 {
-    if (!halves_at(b, v, u))
-        return forward_s(b, v, u, 0);
-    return forward_s(b, v, u, TP_HALF_FIRST) + forward_s(b, v, u, TP_HALF_SECOND);
+    int halves = halves_at(b, v, u);
+    double seconds = halves ? forward_s(b, v, u, TP_HALF_FIRST) + forward_s(b, v, u, TP_HALF_SECOND) : forward_s(b, v, u, 0);
+    if (halves & TP_SCHED_APART)
+        return seconds + sent_s(b, v, u, TP_HALF_FIRST) + sent_s(b, v, u, TP_HALF_SECOND);
+    return seconds + sent_s(b, v, u, 0);
 }
 
 /* whole: with the weight half, wherever it is done. A program may have B for some slices and I, W for others. */
@@ -62,13 +68,13 @@ backward_s(const bound *b, int v, int64_t u, int whole)
     if (whole)
         half += tp_durations_s(b->d, TP_OP_W, 0, v, u);
     double seconds = !b->has_i ? one : !b->has_b || half < one ? half : one;
-    if (b->free)
-        return seconds;
-    if (tp_program_remote(b->p, v + 1))
-        seconds += tp_durations_s(b->d, TP_OP_RB, 0, v, u);
-    if (tp_program_remote(b->p, v))
-        seconds += tp_durations_s(b->d, TP_OP_SB, 0, v, u);
-    return seconds;
+    return b->free || !tp_program_remote(b->p, v + 1) ? seconds : seconds + tp_durations_s(b->d, TP_OP_RB, 0, v, u);
+}
+
+static double
+returned_s(const bound *b, int v, int64_t u)
+{
+    return b->free || !tp_program_remote(b->p, v) ? 0.0 : tp_durations_s(b->d, TP_OP_SB, 0, v, u);
 }
 
 static double
@@ -83,14 +89,28 @@ larger(double a, double b)
     return a > b ? a : b;
 }
 
+/* The shortest way of a gradient to the stage before: whichever leaves its rank last, where copies out may change places. */
+static double
+least_lag_s(const bound *b, int v, int64_t u, int slices)
+{
+    double least = lag_s(b, v, v - 1, u, 0);
+    for (int s = 1; !b->free && s < slices; s++) {
+        double lag = lag_s(b, v, v - 1, u + s, 0);
+        least = lag < least ? lag : least;
+    }
+    return least;
+}
+
 /* Ends of the halves of a micro-batch of one slice on stage v, from those on the stage before: end[0], end[1]; equal where
  * the output leaves whole. *reach: the first moment at which the rank can be reached. */
 static void
 forward_halves(const bound *b, int v, int64_t u, double end[2], double *reach)
 {
     int before = halves_at(b, v - 1, u), mine = halves_at(b, v, u);
-    for (int h = 0; h < 2 && v > 0; h++)
-        end[h] += lag_s(b, v - 1, v, u, before & TP_SCHED_APART ? (h ? TP_HALF_SECOND : TP_HALF_FIRST) : 0);
+    for (int h = 0; h < 2 && v > 0; h++) {
+        unsigned half = before & TP_SCHED_APART ? (h ? TP_HALF_SECOND : TP_HALF_FIRST) : 0;
+        end[h] += sent_s(b, v - 1, u, half) + lag_s(b, v - 1, v, u, half);
+    }
     *reach = end[0];
     if (mine) {
         end[0] += forward_s(b, v, u, TP_HALF_FIRST);
@@ -109,19 +129,21 @@ one_micro(bound *b, int q)
     const tp_program *p = b->p;
     int slices = p->slices[q], each = tp_program_copy_stages(p);
     int first = q / tp_program_copy_micros(p) * each, last = first + each - 1;
-    double reach = 0.0, home = 0.0, half[2] = {0.0, 0.0};
+    double reach = 0.0, home = 0.0, onward = 0.0, half[2] = {0.0, 0.0}; /* onward: home, once slice 0 has left */
     for (int v = first; v <= last; v++) {
         double *end = b->forward_end + (int64_t)v * p->max_slices;
         for (int s = 0; s < slices; s++) {
             int64_t u = p->offset[q] + s;
-            double start = v > first ? end[s - p->max_slices] + lag_s(b, v - 1, v, u, 0) : 0.0;
+            double start = v > first ? end[s - p->max_slices] + sent_s(b, v - 1, u, 0) + lag_s(b, v - 1, v, u, 0) : 0.0;
             end[s] = larger(start, s > 0 ? end[s - 1] : 0.0) + forward_s(b, v, u, 0);
         }
         int rank = p->rank_of[v];
         int64_t u = p->offset[q];
         if (v > first) {
-            reach += lag_s(b, v - 1, v, u, 0);
-            home += lag_s(b, v, v - 1, u, 0) + backward_s(b, v - 1, u, 0);
+            reach += sent_s(b, v - 1, u, 0) + lag_s(b, v - 1, v, u, 0);
+            onward += backward_s(b, v - 1, u, 0) + returned_s(b, v - 1, u);
+            home = least_lag_s(b, v, u, slices) + onward;
+            onward += lag_s(b, v, v - 1, u, 0);
         }
         if (b->halves != NULL && slices == 1) {
             forward_halves(b, v, u, half, &reach);
@@ -138,7 +160,7 @@ one_micro(bound *b, int q)
             int64_t u = p->offset[q] + s;
             double start = b->forward_end[(int64_t)v * p->max_slices + s];
             if (v < last)
-                start = larger(start, b->next_backward_end[s] + lag_s(b, v + 1, v, u, 0));
+                start = larger(start, b->next_backward_end[s] + returned_s(b, v + 1, u) + lag_s(b, v + 1, v, u, 0));
             if (s < slices - 1)
                 start = larger(start, b->backward_end[s + 1]);
             b->backward_end[s] = start + backward_s(b, v, u, 0);
@@ -157,7 +179,7 @@ one_micro(bound *b, int q)
 static double
 unit_s(const bound *b, int v, int64_t u)
 {
-    return whole_forward_s(b, v, u) + backward_s(b, v, u, 1);
+    return whole_forward_s(b, v, u) + backward_s(b, v, u, 1) + returned_s(b, v, u);
 }
 
 static void
@@ -166,7 +188,8 @@ add_work(bound *b)
     const tp_program *p = b->p;
     for (int v = 0; v < p->stages; v++) {
         int64_t begin = p->offset[tp_program_micro_begin(p, v)], end = p->offset[tp_program_micro_end(p, v)];
-        double *work = &b->work[p->rank_of[v]], same = forward_s(b, v, begin, 0) + backward_s(b, v, begin, 1); /* of all that are whole */
+        double *work = &b->work[p->rank_of[v]], same = forward_s(b, v, begin, 0) + sent_s(b, v, begin, 0) +
+                                                       backward_s(b, v, begin, 1) + returned_s(b, v, begin); /* of all that are whole */
         if (b->even && b->halves == NULL) {
             *work += same * (double)(end - begin);
             continue;
