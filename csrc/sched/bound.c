@@ -1,6 +1,7 @@
 /* A lower bound on the makespan. The first work must reach a rank (head), the rank must do all its work, and the last result must
- * travel back (tail); and no step is shorter than the longest path of one micro-batch alone. Only data dependencies and slice order are
- * used, so the bound holds for every legal order on the placement. */
+ * travel back (tail); no step is shorter than the longest path of one micro-batch alone; and jackson.c, where it knows all operations,
+ * has heads and tails for each. Only data dependencies and slice order are used, so the bound holds for every legal order on the
+ * placement. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
@@ -221,6 +222,7 @@ update_s(const bound *b)
     return most;
 }
 
+/* *bound_s: what is known already of the step without its end. */
 static void
 find(bound *b, uint8_t *done, double *bound_s)
 {
@@ -230,7 +232,7 @@ find(bound *b, uint8_t *done, double *bound_s)
     b->has_i = (ops & TP_SCHED_BIT(TP_OP_I)) != 0;
     for (int r = 0; r < p->ranks; r++)
         b->head[r] = b->tail[r] = 1e300;
-    double most = 0.0;
+    double most = *bound_s;
     for (int q = 0; q < p->micros && !tp_deadline_told_after(&b->asked, 64 * (int64_t)p->stages); q++) {
         if (q == tp_program_copy_micros(p))
             memset(done, 0, (size_t)p->max_slices + 1);
@@ -281,6 +283,8 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
     uint8_t *done = calloc(slices + 1, 1);
     b.ops = ops;
     tp_status status = ops & TP_SCHED_HAS_HALVES ? find_halves(&b) : TP_OK;
+    if (status == TP_OK)
+        status = tp_sched_jackson(program, ops, durations, bound_s);
     if (status != TP_OK) {
         /* told already */
     } else if (cells == NULL || rows == NULL || done == NULL) {

@@ -96,6 +96,10 @@ TP_MUST_USE tp_status
 tp_sched_check_order(const tp_program *program, unsigned ops);
 TP_MUST_USE tp_status
 tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *durations, double *bound_s);
+/* Its part that looks at each pass of a rank (jackson.c), without the step's end behind the ranks' meeting; 0 where the program has
+ * halves, guests, swaps, updates by micro-batches, or B of some slices and I, W of others. */
+TP_MUST_USE tp_status
+tp_sched_jackson(const tp_program *program, unsigned ops, const tp_durations *durations, double *seconds);
 /* The passes of sched.h without their checks: for programs that are known to pass check (split and lower: compute programs;
  * assign_slots: lowered ones). ops: tp_sched_ops; operations that the pass itself adds may be missing. */
 TP_MUST_USE tp_status

@@ -427,7 +427,8 @@ void
 tp_timeline_close(tp_timeline *timeline);
 
 /* Proven lower bound on the makespan of any order of the program's operations on its placement that keeps data
- * dependencies and slice order: per rank head + work + tail, and the longest path of one micro-batch (PLANNERS.md 5.6). */
+ * dependencies and slice order: per rank head + work + tail, of all its passes and (Jackson) of the hardest set of them, and the
+ * longest path of one micro-batch (PLANNERS.md 5.6). */
 TP_MUST_USE tp_status
 tp_program_bound(const tp_program *program, const tp_durations *durations, double *bound_s);
 /* Bytes held per rank, peak[ranks]: `bytes` of (stage, unit) from F to the end of its B or W. */
