@@ -403,7 +403,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name, nor
             than terapipe on fewer ranks or with replicas where these are left open (numbers that divide the devices', and all
             up to 16; up to 4 chunks; ``time_limit_s`` may leave some out, which the log says). Where a rank can have more than
-            8 chunks, of those above 4 only numbers are weighed that divide the layers evenly, which the log says. What is given
+            8 chunks, of those above 4 only numbers are weighed that divide the layers evenly; and a search that took long and is
+            not likely to beat the best plan so far ends before its finest slices: the log says both. What is given
             only to the other planner besides (data_parallel to a paper's, a finer granularity, a partition, a slicing) may make
             it faster; and chunks, beside a partition: without them auto has a stage of it on every rank. Up to four cores are
             used where there is no time limit. ``plan.search_log`` says what was tried and why it stopped.
