@@ -223,7 +223,7 @@ def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[
         try:
             path = path_of("data", data)
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
+            if error.errno != errno.ENAMETOOLONG or not isinstance(data, str):
                 raise
             raise InvalidValueError(f"data is {brief(data)}: no file's name is as long; of a text itself, its bytes, "
                                     "text.encode(), would be right") from None   # the system's own error would be all of the text
