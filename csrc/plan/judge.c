@@ -273,7 +273,7 @@ finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_p
     *out = (timed){NULL, NULL, 0.0};
     if (tp_judge_again(judge, c) != NULL)
         TP_TRY(make_again(judge, c, &compute, made));
-    TP_TRY(tp_program_complete(compute, d, places_weights(c->order) ? -1 : c->pending < 0 ? 0 : c->pending,
+    TP_TRY(tp_program_complete(compute, d, places_weights(c->order) ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending,
                                judge->asked.tied && judge->stages > 1, &out->program, &out->sim));
     tp_sim_run(out->sim, d, &out->seconds);
     tp_status status = tp_deadline_check_told();
@@ -314,7 +314,7 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, tp_program **program, tp_s
     if (status == TP_OK && compute->stages != tp_judge_copies(c->order) * judge->stages)
         status = tp_fail(TP_EVALUE, "the schedule has %d stages: %d would be right", compute->stages,
                          tp_judge_copies(c->order) * judge->stages);
-    if (status == TP_OK && c->order == TP_LOOPED_BFS && c->micros > 1 && c->pending != TP_JUDGE_AS_BUILT) {
+    if (status == TP_OK && c->order == TP_LOOPED_BFS && c->micros > 1 && c->pending >= 0) {
         status = tp_program_reorder(compute, &d, &early);
         judge->work += 40 * compute->begin[compute->ranks];
     }

@@ -46,13 +46,14 @@ typedef struct {
     void *context;
 } tp_judge_request;
 
-#define TP_JUDGE_AS_BUILT (-1)
+/* The `pending` of a candidate whose looped stages stay as they are built, where `pending` W may wait. */
+#define TP_JUDGE_AS_BUILT(pending) (-1 - (pending))
 
 typedef struct {
     int order;               /* tp_schedule, or TP_ORDER_* (not the builder's TP_ZB_V, which TP_ORDER_ZB_V is) */
     int pending;             /* tp_program_split's. Ignored where the builder places W. 0 with guests, as a W that waits would hold
-                                activations, and with U, which follows W. TP_JUDGE_AS_BUILT: 0, and looped BFS as it is built, not by list
-                                scheduling where that is faster, which may hold more */
+                                activations, and with U, which follows W. Below 0, TP_JUDGE_AS_BUILT(n): n, and looped BFS as it is built, not
+                                by list scheduling where that is faster, which may hold more */
     int32_t micros;          /* of two copies of the model the second half of them is like the first */
     const int32_t *boundary; /* [stages + 1] blocks, ascending; of one copy of the model */
     const int32_t *batches, *slices; /* [micros] */

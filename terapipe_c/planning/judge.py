@@ -38,7 +38,6 @@ SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in hal
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, LOOPED: 4, "zb-h1": 5, "zb-h2": 6, "zb-v": 8, "dualpipe-v": 9,
           "hanayo": 10, SLICED: 11, BPIPE: 12, CHIMERA: 13, PIPEDREAM: 14}
 _KEPT = 2             # a judge keeps the programs of this many latest candidates
-AS_BUILT = -1          # W that wait: none, and looped stages breadth first even where list scheduling is faster (csrc/plan/judge.h)
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 
 
@@ -106,6 +105,12 @@ def copies_of(schedule: str) -> int:
 def updates_of(schedule: str, micro_batches: int) -> int:
     """Updates of each stage in a step."""
     return micro_batches if schedule == PIPEDREAM else 1
+
+
+def as_built(pending: int) -> int:
+    """Of a candidate's ``pending``: as many W that wait, and looped stages breadth first even where list scheduling, which may hold
+    more, is faster; of such a ``pending``: the number of W that wait (TP_JUDGE_AS_BUILT of csrc/plan/judge.h)."""
+    return -1 - pending
 
 
 def rounded(seconds: float) -> float:
@@ -278,7 +283,7 @@ class Judge:
         timing = self.timing(c)
         order = _core.judge_compute(self._judge, self._given(c))
         program = self._completed(order, c, timing)
-        if c.schedule == LOOPED and len(c.slicing) > 1 and c.pending != AS_BUILT:    # as csrc/plan/judge.c does
+        if c.schedule == LOOPED and len(c.slicing) > 1 and c.pending >= 0:    # as csrc/plan/judge.c does
             early = self._completed(order.reorder(timing), c, timing)
             program = early if early.makespan(timing) < program.makespan(timing) * SLIGHT else program
         if c.savings.ahead is not None:
@@ -291,7 +296,7 @@ class Judge:
         """What the engine would run, from the schedule alone."""
         compute = saving(order, self.model, c.partition, c.savings)
         if c.schedule not in ZERO_BUBBLE:
-            compute = compute.split(timing, pending=max(0, c.pending))
+            compute = compute.split(timing, pending=c.pending if c.pending >= 0 else as_built(c.pending))
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
         self.work += 100 * len(program) + 30_000               # about what splitting and lowering take
         return program
@@ -335,19 +340,22 @@ class Judge:
         self._peaks[key] = peak
         return self._seen.setdefault(key, Candidate(seconds, *key))
 
-    def leaner(self, c: Candidate) -> Candidate | None:
-        """The same plan with no W waiting, which hold memory; with none, looped stages as they are built: list scheduling may need
-        more. None: nothing is left to try."""
-        if c.pending > 0 and c.schedule not in ZERO_BUBBLE:
-            return self.judge(c.schedule, c.partition, c.slicing, 0, c.savings)
-        if c.schedule == LOOPED and c.pending == 0 and len(c.slicing) > 1:
-            return self.judge(c.schedule, c.partition, c.slicing, AS_BUILT, c.savings)
-        return None
+    def leaner(self, c: Candidate) -> list[Candidate]:
+        """The same plan with no W waiting, which hold memory; and looped stages as they are built: list scheduling may need more.
+        Empty: nothing is left to try."""
+        if c.schedule in ZERO_BUBBLE:
+            return []
+        ways = [0] if c.pending > 0 else [as_built(0)] if c.pending < as_built(0) else []
+        if c.schedule == LOOPED and c.pending >= 0 and len(c.slicing) > 1:
+            ways.append(as_built(c.pending))
+        return [self.judge(c.schedule, c.partition, c.slicing, pending, c.savings) for pending in ways]
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
               savings: Savings | None = None) -> Candidate:
-        if schedule in (BPIPE, PIPEDREAM) or (pending == AS_BUILT and schedule != LOOPED):
+        if schedule in (BPIPE, PIPEDREAM):
             pending = 0                                        # a W that waits would hold activations, or an update
+        elif pending < 0 and schedule != LOOPED:
+            pending = as_built(pending)
         key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
         found = self._seen.get(key)
         if found is None:

@@ -46,8 +46,11 @@ def _plan_uniform(request: Request, judge_of: JudgeOf) -> Found:
 
 
 def _lean(judge: Judge, c: Candidate) -> Candidate:
-    """Where the plan does not fit, the same in a leaner order, if there is one."""
-    return c if judge.fits(c, judge.limit) else judge.leaner(c) or c
+    """Where the plan does not fit, the fastest of its leaner orders that do; ``c`` itself where none does."""
+    if judge.fits(c, judge.limit):
+        return c
+    ends = [_lean(judge, other) for other in judge.leaner(c)]
+    return min((end for end in ends if judge.fits(end, judge.limit)), key=pace, default=c)
 
 
 def _with_and_without_host(judge: Judge, request: Request) -> Candidate:

@@ -18,7 +18,7 @@ from ..cost import PHASES
 from ..guests import BPIPE
 from ..partition import even_partition
 from .deadline import late, share
-from .judge import AS_BUILT, LOOPED, SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, pace, possible
+from .judge import LOOPED, SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, as_built, pace, possible
 from .starts import NEAR, block_ticks, by_pairs, estimate, over_ranks, slicing_seeds, starts_on
 
 _STARTS = 3           # so many starts of a search descend
@@ -50,7 +50,7 @@ def _are_cut_exactly(judge: Judge, names: Sequence[str]) -> bool:
 def _ways(order: Candidate) -> list[Candidate]:
     """The order, and of looped stages also the one that they are built in, which may need less memory."""
     built = order.schedule == LOOPED and order.pending == 0 and len(order.slicing) > 1
-    return [order, replace(order, pending=AS_BUILT)] if built else [order]
+    return [order, replace(order, pending=as_built(0))] if built else [order]
 
 
 class _Hunt:
@@ -83,16 +83,17 @@ class _Hunt:
         different local optima. Of the coarser grids' plans only the fastest is among those that fit."""
         fit: list[Candidate] = []
         over: list[Candidate] = []
-        queue = [(pace(c), i, c) for i, c in enumerate((*self._known(limit), *self.starts))]     # ties keep the order of names
+        queue = [(pace(c), i, 0, c) for i, c in enumerate((*self._known(limit), *self.starts))]     # ties keep the order of names
         heapq.heapify(queue)
         while queue and len(fit) < most and not (late() and (fit or over)):
-            _, i, c = heapq.heappop(queue)
+            _, i, _, c = heapq.heappop(queue)
             if c.slicing in [d.slicing for d in fit] or (c in self._carried and any(d in self._carried for d in fit)):
                 continue
             if self.judge.fits(c, limit):
                 fit.append(c)
-            elif (leaner := self.judge.leaner(c)) is not None:
-                heapq.heappush(queue, (pace(leaner), i, leaner))
+            elif leaner := self.judge.leaner(c):
+                for other in leaner:
+                    heapq.heappush(queue, (pace(other), i, other.pending, other))
             elif len(over) < most and c.slicing not in [d.slicing for d in over]:
                 over.append(c)
         return fit, over
@@ -153,8 +154,9 @@ class _Hunt:
             if name in ZERO_BUBBLE and pending != 1:           # these schedules place every W themselves
                 continue
             other = self.judge.judge(name, best.partition, best.slicing, pending)
-            if other.seconds < best.seconds * SLIGHT and self.judge.fits(other, limit):
-                best = other
+            for c in [other, *(built for built in self.judge.leaner(other) if built.pending < 0)] if name == LOOPED else [other]:
+                if c.seconds < best.seconds * SLIGHT and self.judge.fits(c, limit):
+                    best = c
         return best
 
     def _below(self, limit: int) -> Candidate | None:
