@@ -66,6 +66,7 @@ def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64]
     each = [_measured(program, intervals[replica == r]) for r in np.unique(replica)]
     for seconds in each if sums is not None else ():
         seconds["OPT"] += np.asarray(sums)[:, None]
+        seconds[SUM] = np.broadcast_to(np.asarray(sums)[:, None], seconds["OPT"].shape)
     for seconds in each:
         seconds |= {op: np.where(seconds[op] > 0, seconds[op] + between_s, 0) for op in _ISSUED if op in seconds}
         if not update and "OPT" in seconds:

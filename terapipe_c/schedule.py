@@ -54,7 +54,7 @@ CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "swap", 
 #: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 SUM = "OPT.sum"     # of OPT's seconds, those in which replicas add up their gradients
-NORM = "OPT.norm"   # and those before the ranks meet, in which each measures its gradients: the norm of all is global
+NORM = "OPT.norm"   # and those in which each rank measures the sums: the norm of all is global. Both come before the ranks meet
 CODE = {name: code for code, name in enumerate(OPS)}
 _TALKING = [CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
 SWAPS = ("SO", "SI")

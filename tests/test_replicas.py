@@ -154,6 +154,18 @@ def test_the_sums_are_in_the_prediction():
     assert two.peak_memory_bytes[0] - one.peak_memory_bytes[0] == pytest.approx(4 * 65536 + gathered, abs=64)
 
 
+def test_a_rank_sums_before_the_ranks_meet():
+    """As the engine does, which then has the norm of all sums: the last rank, done early here, sums while the first is at work."""
+    model = tp.GPTConfig(4, 2, 16, 61, 24, tie_weights=False)
+    plan = planned(model, 2, (2, 1, "gpipe", [(3, [24])]), link_bandwidth_Bps=1e9, partition=[(0, 4), (4, 10)])
+    sums = plan.durations["OPT.sum"][:, 0]
+    done = [plan.timeline().intervals[plan.timeline().intervals["rank"] == rank]["end_s"][:-1].max() for rank in (0, 1)]
+    met = max(done[0] + sums[0], done[1] + sums[1])
+    assert plan.step_time_s == pytest.approx(met + max(plan.durations["OPT"][:, 0] - sums), rel=1e-12)
+    assert plan.timeline().makespan_s == pytest.approx(plan.step_time_s, rel=1e-12)
+    assert sums.min() > 0 and done[1] < done[0] and met < max(done) + sums.max()
+
+
 @pytest.mark.parametrize("way", [WAYS[1], WAYS[3]], ids=str)
 def test_the_sums_are_no_work(way):
     """Over a slow link the sums take nearly all of the step: ranks were reported as busy during them."""

@@ -204,11 +204,16 @@ def test_adding_up_gradients_is_no_work():
     tied = program.simulate({**cost, "AR": 0.25})
     np.testing.assert_allclose(tied.busy_s, plain.busy_s)
     assert tied.bubbles["comm"] == pytest.approx(2 * 0.25) and plain.bubbles["comm"] == 0
-    parts = np.array([1.0, 2.0, 3.0])
+    parts = np.array([1.0, 3.0, 2.0])
     summed = program.simulate({**cost, "AR": 0.25, "OPT": 0.5 + parts, "OPT.sum": parts})
     np.testing.assert_allclose(summed.busy_s, plain.busy_s)
     assert summed.bubbles["comm"] == pytest.approx(2 * 0.25 + parts.sum())
-    assert summed.makespan_s == program.simulate({**cost, "AR": 0.25, "OPT": 0.5 + parts}).makespan_s
+    # each rank adds up its own before all meet: as if the sums were behind its last W, and then the updates
+    ends = plain.intervals[plain.intervals["op"] == schedules.OPS.index("W")]
+    bodies = [ends["end_s"][ends["rank"] == rank].max() for rank in range(3)]
+    met = max(max(bodies[0], bodies[2]) + 0.25 + parts[0], bodies[1] + parts[1], max(bodies[0], bodies[2]) + 0.25 + parts[2])
+    assert summed.makespan_s == program.makespan({**cost, "AR": 0.25, "OPT": 0.5 + parts, "OPT.sum": parts}) == met + 0.5
+    assert summed.lower_bound_s <= summed.makespan_s < program.makespan({**cost, "AR": 0.25, "OPT": 0.5 + parts})
     assert summed.idle_s == pytest.approx(sum(summed.bubbles.values())) and summed.efficiency < plain.efficiency
     whole = program.simulate({**cost, "OPT": 0.5, "OPT.sum": 7.0})         # no more than all of it
     np.testing.assert_allclose(whole.busy_s, plain.busy_s - 0.5)

@@ -203,15 +203,15 @@ emulate_copy(tp_engine *engine, int64_t i, int64_t due_ns)
     return TP_OK;
 }
 
-/* The ranks meet when each has measured its gradients; the first OPT begins so long before as that took this one. */
+/* The ranks meet when each has summed and measured its gradients; the first OPT begins so long before as that took this one. */
 static tp_status
 meet_for_norm(tp_engine *engine, int64_t *due_ns)
 {
-    double norm;
-    tp_program_update_s(engine->config.program, engine->durations, engine->config.rank, &norm);
-    int64_t norm_ns = (int64_t)(1e9 * norm);
-    TP_TRY(meet(engine, *due_ns + norm_ns, due_ns));
-    *due_ns -= norm_ns;
+    double before;
+    tp_program_update_s(engine->config.program, engine->durations, engine->config.rank, &before);
+    int64_t before_ns = (int64_t)(1e9 * before);
+    TP_TRY(meet(engine, *due_ns + before_ns, due_ns));
+    *due_ns -= before_ns;
     return TP_OK;
 }
 

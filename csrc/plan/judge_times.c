@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { F, I, W, UPDATE, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
+enum { F, I, W, UPDATE, SUMS, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
 /* Of the halves of forwards, behind the whole's; or of guests. */
 enum { F_FIRST = WHOLE, F_SECOND, LINK_FIRST, LINK_SECOND, COPY_FIRST, COPY_SECOND, SPARE_I, SPARE_W, ALL };
 enum { GUEST = WHOLE, GUEST_COPY, WITH_GUESTS };
@@ -120,9 +120,10 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
         int ends = count[TP_HEAD] - count[TP_EMBEDDING]; /* 1, -1: the two of a tied weight */
         params += ends * costs->copied;
         double ring = costs->ring_s[more] + costs->ring_param_s[more] * params;
-        /* Only a stage's first cell of UPDATE and EXCHANGE is ever read, but where it is U's. */
+        /* Only a stage's first cell of UPDATE, SUMS and EXCHANGE is ever read, but where it is U's. */
         table_of(judge, UPDATE)[k * units] =
             costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring;
+        table_of(judge, SUMS)[k * units] = ring;
         table_of(judge, EXCHANGE)[k * units] = costs->tied_latency_s + costs->tied_row_s * rows + costs->tied_values_s;
     }
 }
@@ -215,6 +216,8 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
     if (apart) {
         out->seconds[TP_OP_U] = out->seconds[TP_OP_OPT];
         out->seconds[TP_OP_OPT] = NULL;
+    } else {
+        out->sum_s = table_of(judge, SUMS);
     }
     return remade != NULL ? time_again(judge, c, out) : TP_OK;
 }
@@ -223,7 +226,7 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
 static void
 repeat_work(const tp_judge *judge, int64_t units)
 {
-    static const int tables[] = {F, I, W, UPDATE, EXCHANGE, AGAIN};
+    static const int tables[] = {F, I, W, UPDATE, SUMS, EXCHANGE, AGAIN};
     int64_t cells = judge->stages * units;
     for (size_t n = 0; n < sizeof tables / sizeof tables[0]; n++)
         memcpy(table_of(judge, tables[n]) + cells, table_of(judge, tables[n]), (size_t)cells * sizeof(double));

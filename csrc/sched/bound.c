@@ -216,8 +216,8 @@ update_s(const bound *b)
     const tp_program *p = b->p;
     double most = 0.0;
     for (int r = 0; r < p->ranks; r++) {
-        double norm, seconds = tp_program_update_s(p, b->d, r, &norm);
-        most = larger(most, seconds - norm);
+        double before, seconds = tp_program_update_s(p, b->d, r, &before);
+        most = larger(most, seconds - before);
     }
     return most;
 }

@@ -48,16 +48,16 @@ tp_durations_check(const tp_program *program, const tp_durations *durations)
 }
 
 double
-tp_program_update_s(const tp_program *p, const tp_durations *d, int rank, double *norm_s)
+tp_program_update_s(const tp_program *p, const tp_durations *d, int rank, double *before_s)
 {
-    double seconds = 0.0, norm;
-    *norm_s = 0.0;
+    double seconds = 0.0, before;
+    *before_s = 0.0;
     int64_t k = p->begin[rank + 1];
     while (k > p->begin[rank] && p->code[k - 1].op == TP_OP_OPT)
         k--;
     for (; k < p->begin[rank + 1]; k++) {
-        seconds += tp_durations_update_s(d, p->code[k].stage, &norm);
-        *norm_s += norm;
+        seconds += tp_durations_update_s(d, p->code[k].stage, &before);
+        *before_s += before;
     }
     return seconds;
 }

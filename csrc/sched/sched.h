@@ -25,8 +25,8 @@
  *    those that the forward read, of which the stage keeps as many versions as that needs. Written as slice 0; all micro-batches of
  *    all stages have one, or none has. OPT then ends the step and updates nothing.
  *  - AR and OPT end a rank's list: at most one AR for each copy of the model (both ends meet), then one OPT per stage. The first
- *    OPT waits until every rank has come to its own, because the norm of the gradient is global; each rank has measured its
- *    gradients' (tp_durations.norm_s) by then. */
+ *    OPT waits until every rank has come to its own, because the norm of the gradient is global; by then each rank has
+ *    added up its replicas' gradients and measured the sums (tp_durations.sum_s, norm_s). */
 #ifndef TP_SCHED_SCHED_H
 #define TP_SCHED_SCHED_H
 
@@ -253,7 +253,8 @@ typedef struct {
     const double *half_s[2][TP_OPS]; /* of the first and the second half: F, SF, RF; strides as above; NULL: half the whole's */
     const double *half_comm_s[2];    /* [stages * units]; NULL: half the whole's */
     const double *sum_s;             /* the part of OPT's seconds in which replicas add up gradients; strides as above; NULL: 0 */
-    const double *norm_s;            /* the part of OPT's seconds before the ranks meet: its gradients' norm; strides as above; NULL: 0 */
+    const double *norm_s;            /* the part of OPT's seconds in which the sums' norm is measured; both parts come before the ranks
+                                        meet; strides as above; NULL: 0 */
     const double *guest_comm_s;      /* [stages * units], read at slice 0: of a guest of the stage, there or back. Guests have a
                                         link of their own, which takes one at a time in each direction; NULL: 0 */
 } tp_durations;
@@ -287,15 +288,17 @@ tp_durations_lag_s(const tp_durations *d, int64_t units, int back, unsigned flag
 }
 /* What a stage's OPT takes, and how much of it comes before the ranks meet. */
 static inline double
-tp_durations_update_s(const tp_durations *d, int stage, double *norm_s)
+tp_durations_update_s(const tp_durations *d, int stage, double *before_s)
 {
-    double all = tp_durations_s(d, TP_OP_OPT, 0, stage, 0), norm = d->norm_s == NULL ? 0.0 : d->norm_s[stage * d->stage_stride];
-    *norm_s = norm > all ? all : norm;
+    int64_t at = stage * d->stage_stride;
+    double all = tp_durations_s(d, TP_OP_OPT, 0, stage, 0);
+    double before = (d->sum_s == NULL ? 0.0 : d->sum_s[at]) + (d->norm_s == NULL ? 0.0 : d->norm_s[at]);
+    *before_s = before > all ? all : before;
     return all;
 }
 /* Of a rank's OPTs together, which end its list. */
 double
-tp_program_update_s(const tp_program *program, const tp_durations *durations, int rank, double *norm_s);
+tp_program_update_s(const tp_program *program, const tp_durations *durations, int rank, double *before_s);
 /* comm_s is time on the link (the ranks go on computing). seconds[SF], [SB] (of the sending stage) and [RF], [RB] (of the
  * receiving stage) are time a message takes of the ranks themselves (copies): right behind the op that makes it, right
  * before the op that reads it. Compute-only programs count both like lowered ones. */

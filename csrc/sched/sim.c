@@ -474,15 +474,15 @@ run_end(const tp_sim *sim, const tp_durations *d, int r, int only, double from)
             sim->clock[r] = (sim->clock[r] > from ? sim->clock[r] : from) + tp_durations_s(d, only, 0, sim->ends[e].stage, 0);
 }
 
-/* Of the rank's OPTs together. */
+/* Of the rank's OPTs together, what comes before the ranks meet. */
 static double
-norm_s(const tp_sim *sim, const tp_durations *d, int r)
+before_s(const tp_sim *sim, const tp_durations *d, int r)
 {
-    double total = 0.0, norm;
+    double total = 0.0, before;
     for (int32_t e = sim->ends_begin[r]; e < sim->ends_begin[r + 1]; e++)
         if (sim->ends[e].op == TP_OP_OPT) {
-            tp_durations_update_s(d, sim->ends[e].stage, &norm);
-            total += norm;
+            tp_durations_update_s(d, sim->ends[e].stage, &before);
+            total += before;
         }
     return total;
 }
@@ -495,11 +495,11 @@ run_ends(const tp_sim *sim, const tp_durations *d, double meet_s)
     double met = 0.0, last = 0.0;
     for (int r = 0; r < sim->ranks; r++) {
         run_end(sim, d, r, TP_OP_AR, meet_s);
-        double measured = sim->clock[r] + norm_s(sim, d, r);
+        double measured = sim->clock[r] + before_s(sim, d, r);
         met = measured > met ? measured : met;
     }
     for (int r = 0; r < sim->ranks; r++) {
-        run_end(sim, d, r, TP_OP_OPT, met - norm_s(sim, d, r));
+        run_end(sim, d, r, TP_OP_OPT, met - before_s(sim, d, r));
         last = sim->clock[r] > last ? sim->clock[r] : last;
     }
     return last;

@@ -111,30 +111,30 @@ latest(const sim *s, int at_sums, double most[TP_LANES])
     for (int r = 0; r < p->ranks; r++) {
         if (at_sums && !(s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR))
             continue;
-        double norm = 0.0;
+        double before = 0.0;
         if (s->next[r] < p->begin[r + 1] && !at_sums)
-            tp_program_update_s(p, s->d, r, &norm);
+            tp_program_update_s(p, s->d, r, &before);
         for (int l = 0; l < lanes; l++)
-            most[l] = s->clock[r * lanes + l] + norm > most[l] ? s->clock[r * lanes + l] + norm : most[l];
+            most[l] = s->clock[r * lanes + l] + before > most[l] ? s->clock[r * lanes + l] + before : most[l];
     }
 }
 
-/* AR: both ends meet. Then the first OPT of every rank waits for all to have measured their gradients, whose norm is global: it
- * begins so long before they meet as its own take, as a measured one does without its wait. */
+/* AR: both ends meet. Then the first OPT of every rank waits for all to have summed and measured their gradients, whose norm is
+ * global: it begins so long before they meet as its own take, as a measured one does without its wait. */
 static void
 run_ends(sim *s)
 {
     const tp_program *p = s->p;
-    double from[TP_LANES], mine[TP_LANES], norm;
+    double from[TP_LANES], mine[TP_LANES], before;
     latest(s, 1, from);
     for (int r = 0; r < p->ranks; r++)
         while (s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR)
             run_end(s, r, from);
     latest(s, 0, from);
     for (int r = 0; r < p->ranks; r++) {
-        tp_program_update_s(p, s->d, r, &norm);
+        tp_program_update_s(p, s->d, r, &before);
         for (int l = 0; l < tp_lane_count(s->kept); l++)
-            mine[l] = from[l] - norm;
+            mine[l] = from[l] - before;
         while (s->next[r] < p->begin[r + 1])
             run_end(s, r, mine);
     }
