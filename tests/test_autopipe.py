@@ -366,6 +366,7 @@ def test_slicer_closed_forms():
         ({"memory": {"limit_bytes": 1.0, "x": 1}}, ValueError, "memory has 'x'"),
         ({"memory": {"limit_bytes": -1.0}}, ValueError, r"limit_bytes\[0\] is -1"),
         ({"memory": {"limit_bytes": [1.0]}}, ValueError, "limit_bytes has 1 values: 2 would be right"),
+        ({"memory": {"limit_bytes": 1.0}, "stages": -1}, ValueError, "stages is -1: at least 1"),
         ({"memory": {"limit_bytes": None}}, TypeError, "limit_bytes is None"),
         ({"memory": {"limit_bytes": 1.0, "activation_bytes": [1.0, np.nan]}}, ValueError, r"activation_bytes\[1\] is -?nan"),
         ({"memory": {"limit_bytes": 1.0, "transient_bytes": [1.0]}}, ValueError, "transient_bytes has 1 values"),

@@ -389,6 +389,13 @@ def test_mps(tmp_path) -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(("stages", "chunks", "text"), [(-1, 1, "stages is -1"), (2, -1, "chunks is -1"),
+                                                        (2**31 - 1, 2**31 - 1, "stages is 2147483647")])  # fmt: skip
+def test_mps_of_impossible_counts_is_refused_by_name(tmp_path, stages: int, chunks: int, text: str) -> None:
+    with pytest.raises(tp.InvalidValueError, match=f"{text}: 1 to 1024 would be right"):
+        tp.planners.bmpipe_mps(tmp_path / "no.mps", model(6), stages, 4, 64e9, chunks)
+
+
 def test_mps_bounds_only_columns_that_it_has(tmp_path) -> None:
     """Where a type has fewer strategies than another: strict readers refuse a bound on a name that no column has."""
     layers = model(6)

@@ -291,6 +291,9 @@ def test_a_chain_of_blocks_becomes_a_graph() -> None:
     assert len(pipelined.stages) == 1  # one micro-batch: at most one replica in all, so one stage
     with pytest.raises(ValueError, match="bwd has 3 values"):
         layer_graph([1.0] * 4, [2.0] * 3, 2, 4)
+    for limit in (-1.0, 0.0, float("nan")):
+        with pytest.raises(ValueError, match=f"limit_bytes is {limit:g}: more than 0"):
+            layer_graph([1.0] * 4, [2.0] * 4, 2, 4, memory={"limit_bytes": limit})
 
 
 # ---- the file ---------------------------------------------------------------------------------------------------------------

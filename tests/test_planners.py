@@ -508,6 +508,7 @@ def test_bad_requests_are_refused_by_name():
     refused(ValueError, "t[2][1, 1]", planners.slice_batch_and_tokens, stack, 2, 4)
     refused(ValueError, "max_group", planners.slice_batch_and_tokens, stack, 2, 4, max_group=0)
     refused(ValueError, "lengths sum to 4", planners.slice_bound, good, 4, [2, 2])
+    refused(ValueError, "lengths[1] is 0", planners.slice_bound, good, 4, [2, 0])
     refused(ValueError, "stages is 4 for 3 blocks", planners.balance, [1.0, 2.0, 3.0], 4)
     refused(ValueError, "stages", planners.balance, [1.0], 0)
     refused(ValueError, "times[1] is nan", planners.balance, [1.0, np.nan], 1)

@@ -217,7 +217,9 @@ def _plan(
     forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
     parts, micros, fits = integer(stages, "stages"), integer(micro_batches, "micro_batches"), _memory(memory)
     blocks = len(forward) if forward.ndim else 0
-    if 0 < blocks < parts:                                     # before arrays of so many stages are made
+    if parts < 1:                                              # before arrays of so many stages are made
+        raise _core.InvalidValueError(f"stages is {parts}: at least 1 is needed")
+    if 0 < blocks < parts:
         raise _core.InvalidValueError(f"stages is {parts} for {blocks} blocks: at most one stage a block, {blocks}, is possible")
     limits = None if fits is None else fits._arrays(blocks, min(parts, blocks))
     found = _core.plan_autopipe(

@@ -28,6 +28,9 @@ class _Programme:
     def __init__(
         self, core: CoreLayers, stages: int, micro_batches: int, memory_bytes: float, chunks: int, comm_s: float
     ) -> None:
+        for name, many in (("stages", stages), ("chunks", chunks)):  # before arrays of so many are made
+            if not 1 <= many <= _core.BMPIPE_LAYERS:
+                raise _core.InvalidValueError(f"{name} is {many}: 1 to {_core.BMPIPE_LAYERS} would be right")
         self.core, self.comm_s, self.memory_bytes = core, comm_s, memory_bytes
         self.stages, self.micro_batches, self.chunks = stages, micro_batches, chunks
         self.types, self.strategies = core[5].shape

@@ -386,6 +386,9 @@ def layer_graph(
     if len(backward) != n:
         raise _core.InvalidValueError(f"bwd has {len(backward)} values for the {n} of fwd: as many would be right")
     limits = _chain_memory(memory)
+    most = number(limits.get("limit_bytes", _MOST), "limit_bytes")
+    if not most > 0.0:
+        raise _core.InvalidValueError(f"limit_bytes is {most:g}: more than 0 is needed")
     comm, speed = _number(number(comm_s, "comm_s", "seconds"), "comm_s"), number(bandwidth_Bps, "bandwidth_Bps")
     if not 0.0 < speed <= _MOST:  # else the edges, which the caller did not give, would be what is refused
         raise _core.InvalidValueError(f"bandwidth_Bps is {speed:g}: more than 0, and at most {_MOST:g}, is needed")
@@ -421,9 +424,7 @@ def layer_graph(
             ways.append(LayerVariant("recompute", times[i] + more[i], weighs[i], 0.0, fixed[i]))
         nodes.append(LayerNode(i, {1: ways}))
     edges = [LayerEdge(i, i + 1, size) for i in range(n - 1)]
-    return LayerGraph(
-        nodes, edges, places, min(number(limits.get("limit_bytes", 1e300), "limit_bytes"), 1e300), speed, micros
-    )
+    return LayerGraph(nodes, edges, places, min(most, _MOST), speed, micros)
 
 
 # ---- Piper's file -----------------------------------------------------------------------------------------------------------

@@ -449,11 +449,10 @@ def slice_bound(
     unit = _unit(t, "slice_cost", seq_len, granularity)
     cost = array(t, "t") if unit is None else _from_dict(t.slice_cost(*unit, "both"))  # type: ignore[union-attr]
     scale = unit[1] if unit else 1
-    cuts = [integer(length, "a slice length") for length in listed(lengths, "lengths", "those of the slices")]
-    for length in cuts:
+    cuts = [integer(length, f"lengths[{k}]") for k, length in enumerate(listed(lengths, "lengths", "those of the slices"))]
+    for k, length in enumerate(cuts):
         if length % scale or not 0 < length < 2**31:
-            raise _core.InvalidValueError(f"a slice has length {length}: a positive multiple of the granularity, {scale}, is "
-                                          "needed")
+            raise _core.InvalidValueError(f"lengths[{k}] is {length}: a positive multiple of the granularity, {scale}, is needed")
     return float(
         _core.plan_slice_bound(
             cost,
