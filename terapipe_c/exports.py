@@ -30,7 +30,7 @@ def megatron_flags(plan: Plan) -> str:
     if plan.chunks > 1 and plan.ranks == 1:
         raise InvalidValueError(f"Megatron interleaves on two ranks or more: a plan without chunks, not {plan.chunks} on one rank, "
                                 "would be right")
-    if plan.ranks > 1:
+    if plan.ranks > 1 or plan.schedule == "pipedream":      # one rank has no order to miss, but updates may be more than a step's
         _check_order(plan)
     if any(plan.swap):
         raise InvalidValueError("Megatron does not swap activations of single blocks between pipeline stages: a plan without "

@@ -255,8 +255,9 @@ def test_auto_takes_it_only_by_its_name():
 
 def test_exports_and_other_orders_are_refused(tmp_path):
     plan = planned(slicing=[(1, [24])] * 6)
-    with pytest.raises(ValueError, match="Megatron has no schedule pipedream"):
-        plan.to_megatron()
+    for asynchronous in (plan, planned(stages=1, slicing=[(1, [24])] * 6)):     # one rank has six updates a step, too
+        with pytest.raises(ValueError, match="Megatron has no schedule pipedream"):
+            asynchronous.to_megatron()
     with pytest.raises(ValueError, match="U"):
         plan.to_torch_csv()
     with pytest.raises(ValueError, match="a plan with one update a step"):
