@@ -27,7 +27,7 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_gap, human_seconds, one_of, real, whole
-from .fit import Curve, at_least, fit_and_judge, given_line, merged, numbers
+from .fit import Curve, at_least, fit_and_judge, given_line, layer_table, merged, numbers, read_curve
 from .links import Links, of_copies, timed_apart
 from .partition import block_counts, block_params, equal_lengths, even_partition, updated_params
 
@@ -182,20 +182,7 @@ class CostModel:
         and W half of a backward each; embedding and head cost nothing. b sequences cost b times one. Between the points
         of the table: linear on triangles. model: what was measured, if known. latency_s, byte_s: as of a CostModel.
         """
-        tables = []
-        for name, table in (("fwd", fwd), ("bwd", bwd)):
-            array = numbers(name, table)
-            if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
-                raise InvalidValueError(f"{name} has shape {array.shape}: a square [n + 1, n + 1] would be right")
-            s, c = np.indices(array.shape)
-            used = (s > 0) & (s + c < len(array))
-            array[~used] = 0.0
-            wrong = used & ~(np.isfinite(array) & (array >= 0))
-            for where in map(tuple, np.argwhere(wrong)):
-                found = "masked" if np.ma.getmaskarray(np.ma.array(table))[where] else array[where]
-                raise InvalidValueError(f"{name}[{where[0]}, {where[1]}] is {found}: finite seconds from 0 on "
-                                        "would be right (nan and inf are not)")
-            tables.append(array)
+        tables = [layer_table(name, table) for name, table in (("fwd", fwd), ("bwd", bwd))]
         if tables[0].shape != tables[1].shape:
             raise InvalidValueError(f"fwd has shape {tables[0].shape}, bwd {tables[1].shape}: one shape would be right")
         share = {"F": (0, 0.5), "I": (1, 0.25), "W": (1, 0.25)}
@@ -536,8 +523,9 @@ class CostModel:
             curves = {}
             for name, curve in data["curves"].items():
                 kind, phase = name.split(".")
-                curves[kind, phase] = Curve(**{**curve, "rows": tuple(curve["rows"]), "seconds": tuple(curve["seconds"])})
-            tables = np.array(data["tables"], np.float64) if data["tables"] else None
+                curves[kind, phase] = read_curve(f"curve {name}", curve)
+            given = [layer_table(f"tables[{t}]", table) for t, table in enumerate(data["tables"])]
+            tables = np.stack(given) if given else None
             error = data["fit_error"]
             return cls(curves, source=data["source"], tables=tables,
                        model=GPTConfig.from_dict(data["model"]) if data["model"] else None, seq_len=data["seq_len"],

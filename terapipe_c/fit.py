@@ -47,6 +47,19 @@ class Curve:
             raise InvalidValueError("a curve has a number that is not finite")
 
 
+def read_curve(name: str, data: Mapping[str, Any]) -> Curve:
+    """A curve of a file, or an error that names it. A fit has rows, P, pairs and scale from 0 on, but for rounding."""
+    try:
+        curve = Curve(**{**data, "rows": tuple(data["rows"]), "seconds": tuple(data["seconds"])})
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{name}: {error}") from None
+    for field in ("rows", "seconds", "pair_s", "scale"):
+        given = np.atleast_1d(getattr(curve, field))
+        if given.size and given.min() < -1e-9 * np.abs(given).max():
+            raise InvalidValueError(f"{name}: {field} of {given.min():g}: from 0 on would be right")
+    return curve
+
+
 def _refuse_words(given: NDArray[Any]) -> None:
     """Strings and truths that float64 would take. None, where nothing is known, becomes NaN; fractions and decimals are numbers."""
     if given.dtype.kind not in "fiuO" or (given.dtype.kind == "O" and any(isinstance(x, (str, bytes, bool)) for x in given.flat)):
@@ -73,6 +86,21 @@ def numbers(name: str, value: Any) -> Float:
         raise
     except (TypeError, ValueError, OverflowError):
         raise InvalidTypeError(f"{name} is {brief(value)}: numbers would be right") from None
+
+
+def layer_table(name: str, table: Any) -> Float:
+    """A copy of a layer's [n + 1, n + 1] seconds, 0 where s = 0 or s + c > n, or an error that names the cell."""
+    array = numbers(name, table)
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
+        raise InvalidValueError(f"{name} has shape {array.shape}: a square [n + 1, n + 1] would be right")
+    s, c = np.indices(array.shape)
+    used = (s > 0) & (s + c < len(array))
+    array[~used] = 0.0
+    for where in map(tuple, np.argwhere(~(np.isfinite(array) & (array >= 0)))):
+        found = "masked" if np.ma.getmaskarray(np.ma.array(table))[where] else array[where]
+        raise InvalidValueError(f"{name}[{where[0]}, {where[1]}] is {found}: finite seconds from 0 on would be right (nan and inf "
+                                "are not)")
+    return array
 
 
 def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float:

@@ -1,11 +1,12 @@
 """The cost model: the C evaluation against the formula in NumPy, fits against known truths, files, refusals."""
 import itertools
+import json
 import math
 
 import numpy as np
 import pytest
 
-from terapipe_c import _core
+from terapipe_c import InvalidValueError, _core
 from terapipe_c.config import KINDS, Cluster, GPTConfig
 from terapipe_c.cost import PHASES, CostModel, Curve, slicing_arrays
 from terapipe_c.partition import block_counts, equal_lengths, even_partition
@@ -559,3 +560,28 @@ def test_a_slice_that_has_no_time_is_named(args, words):
     costs = CostModel.from_samples([(8, 0, 1e-3), (16, 0, 2e-3)])
     with pytest.raises(ValueError, match=f"^{words}"):
         costs.time(*args)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("tables", 1, 2, 1), -1.0, r"tables\[1\]\[2, 1\] is -1.0"),
+        (("tables", 0, 1, 0), math.nan, r"tables\[0\]\[1, 0\] is nan"),
+        (("tables", 0, 3, 0), math.inf, r"tables\[0\]\[3, 0\] is inf"),
+        (("tables", 0), [[0.0]], r"tables\[0\] has shape \(1, 1\)"),
+        (("curves", "ffn.I", "scale"), -0.25, "curve ffn.I: scale of -0.25"),
+        (("curves", "head.F", "seconds"), [0.0, -2.0], "curve head.F: seconds of -2"),
+        (("curves", "head.F", "pair_s"), -1.0, "curve head.F: pair_s of -1"),
+    ],
+)
+def test_a_file_is_asked_what_its_makers_were_asked(tmp_path, place, value, words) -> None:
+    data = CostModel.from_table(np.ones((4, 4)), np.ones((4, 4))).to_dict()
+    data["curves"]["head.F"] |= {"rows": [0.0, 1.0], "seconds": [0.0, 1.0]}
+    *way, last = place
+    holder = data
+    for key in way:
+        holder = holder[key]
+    holder[last] = value
+    (tmp_path / "costs.json").write_text(json.dumps(data))
+    with pytest.raises(InvalidValueError, match=f"costs.json is damaged: {words}"):
+        CostModel.load(tmp_path / "costs.json")
