@@ -122,7 +122,7 @@ def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float
     if short.any():
         at = int(np.argmax(short))
         raise InvalidValueError(f"{what}: sample {at} took {array[at, -1]:g} s: at least {LEAST_S:.3g} would be right")
-    bad = (array[:, -1] <= 0) | (array[:, -3] < 1) | (array[:, -2] < 0) if columns > 2 else (array < 0).any(1)
+    bad = (array[:, -1] <= 0) | (array[:, -3] < 1) | (array[:, 0] < 1) | (array[:, -2] < 0) if columns > 2 else (array < 0).any(1)
     if bad.any():
         index = int(np.argmax(bad))
         raise InvalidValueError(f"{what}: sample {index} is {tuple(array[index].tolist())}: a slice of at least one token,"

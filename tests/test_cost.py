@@ -209,6 +209,9 @@ def test_bad_measurements_are_refused():
             CostModel.from_measurements({**measured(), **change})
     with pytest.raises(ValueError, match="bandwidth"):
         CostModel.from_measurements(measured(), comm={"bandwidth": 1e9})
+    for rows in (0, -8):
+        with pytest.raises(ValueError, match=f"ffn.F: sample 1 is .{rows}.0, 8.0"):
+            CostModel.from_measurements({**measured(), "ffn": {"F": [(8, 8, 0, 1e-3), (rows, 8, 0, 1e-3)]}})
 
 
 # ---- tables ----
