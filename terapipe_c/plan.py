@@ -73,7 +73,9 @@ class Plan:
         step_time_s: predicted. busy_s: one per rank. bubbles: idle seconds by cause, all ranks together.
         lower_bound_s: no order of these operations on these ranks is faster.
         slicing_bound_s: no slicing of its micro-batches on its stages, in any order, is faster; None where that is not known.
-        peak_memory_bytes, memory_limit_bytes: exact, one per rank; of each rank, None: none.
+        peak_memory_bytes, memory_limit_bytes: exact, one per rank of one thread; of each rank, None: none. On the CPU each thread more
+            (``launch(threads_per_rank=...)``) has room of its own for its kernels, which launch holds against the limit and a report
+            predicts.
         granularity: slice lengths that were planned are multiples of it.
         compared: (what, predicted seconds) of alternatives. search_log: what the joint search tried, and why it stopped.
         backend, dtype: what its costs and memory are of (one for "cuda" runs there alone), and of activations.
@@ -315,8 +317,8 @@ class Plan:
         return f"{table}{picture}<details><summary>explain</summary><pre>{html.escape(self.explain())}</pre></details>"
 
     def to_torch_csv(self) -> str:
-        """The schedule in torch.distributed.pipelining's CSV; a ValueError where it has token slices, recomputation or
-        swap."""
+        """The schedule in torch.distributed.pipelining's CSV, of replicas that of each; a ValueError where it has token slices,
+        recomputation or swap."""
         return torch_csv(self)
 
     def to_megatron(self) -> str:
