@@ -21,8 +21,9 @@ typedef struct {
 typedef struct {
     int longest;            /* no slice of more units; 0: none */
     tp_slice_memory memory; /* of each slice on every stage */
-    int64_t work;           /* effort for labels, in extensions of a label by a slice on one machine; 0: 4e8, a second or
-                               two. A third of it goes to the bound at most. The same effort gives the same plan. */
+    int64_t work;           /* effort, in extensions of a label by a slice on one machine: for labels as much, for the bound a
+                               third of it at most; 0: 6e9 for labels, ten or twenty seconds, as if 4e8 for the rest. The
+                               same effort gives the same plan. */
 } tp_shop_options;
 
 typedef struct {

@@ -9,6 +9,7 @@
 #include "csrc/base/deadline.h"
 
 #define WORK ((int64_t)400 * 1000 * 1000)
+#define LABEL_WORK ((int64_t)6 * 1000 * 1000 * 1000) /* most tables of 256 units are proven with a third of it */
 #define SURROGATE 2048 /* units up to which a dense surrogate is made */
 #define THRESHOLDS 48
 #define GRIDS 512 /* no number of units up to 1 << 24 has more divisors */
@@ -234,7 +235,7 @@ solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, grid
       tp_shop_plan *plan)
 {
     int n = shop->units, exact = n <= TP_SHOP_EXACT, done = 0;
-    int64_t work = options->work;
+    int64_t work = options->work > 0 ? options->work : WORK;
     tp_shop_bound bound;
     double proven = 0.0;
     TP_TRY(tp_shop_line_open(arena, shop, options, line));
@@ -252,7 +253,8 @@ solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, grid
     }
     TP_TRY(tp_deadline_check_told());
     if (exact && bound.best < line->latency * (1.0 - 1e-12))
-        TP_TRY(tp_shop_labels(arena, line, bound.best > 0.0 ? &bound : NULL, work, &plan->labels, &proven));
+        TP_TRY(tp_shop_labels(arena, line, bound.best > 0.0 ? &bound : NULL, options->work > 0 ? work : LABEL_WORK,
+                              &plan->labels, &proven));
     if (exact && fmax(proven, bound.best) < line->latency * (1.0 - 3e-12)) {
         double before = line->latency;
         TP_TRY(from_coarse(arena, line, known, plan, &(int){1}));
@@ -300,11 +302,9 @@ tp_plan_shop(const tp_shop *shop, const tp_shop_options *options, tp_shop_plan *
     tp_shop_line line;
     tp_shop_plan plan = {0};
     grids coarser = {.arena = &arena};
-    tp_shop_options known = *options;
-    known.work = options->work > 0 ? options->work : WORK;
     TP_TRY(check(shop, options));
     TP_TRY(tp_arena_open(&arena));
-    tp_status status = solve(&arena, shop, &known, &coarser, &line, &plan);
+    tp_status status = solve(&arena, shop, options, &coarser, &line, &plan);
     if (status == TP_OK)
         status = keep(&line, &plan);
     tp_arena_close(&arena);

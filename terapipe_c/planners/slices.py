@@ -32,7 +32,7 @@ __all__ = [
     "slice_bound",
 ]
 
-_SHOP_WORK, _SHOP_RATE = 400_000_000, 3e7  # extensions of a label by a machine: at most, and in a second
+_SHOP_WORK, _SHOP_RATE = 6_000_000_000, 3e7  # extensions of a label by a machine: at most, and in a second
 _SHOP_STAGES = 2048  # 4096 machines, links among them (csrc/plan/shop.h)
 _UNITS_IN_A_SECOND = 16384  # up to here the exact search takes well under a second at any granularity
 

@@ -155,8 +155,9 @@ def slice_uneven(
     cost models (with seq_len and granularity as there). bwd: as many for the backward pass, which begins when the last stage ends
     its forwards; the latency is that of both. comm: a slice's seconds on each link between two stages, while these work: float64
     [n + 1] by slice length, one more cost, or True for the first cost model's own links. Up to 256 units the optimum is proven if
-    ``work`` (extensions of a label by one machine; 0: 4e8) suffices; above, the slicing is a local optimum of boundary moves,
-    evaluated exactly, and no slower than that of any granularity that is a multiple of this one. ``lower_bound_s`` is proven
+    ``work`` (extensions of a label by one machine) suffices, as 0 (6e9: most often a second or two, at most some twenty) does for
+    most tables; above, the slicing is a local optimum of boundary moves, evaluated exactly, and no slower than that of any
+    granularity that is a multiple of this one. ``lower_bound_s`` is proven
     either way. Deterministic: no clock is read. Proven plans are no slower with more memory; others may be, as far as seen by up to
     1 %.
 
@@ -174,7 +175,7 @@ def slice_uneven(
     if backward is not None and len(backward) != len(forward):
         raise _core.InvalidValueError(f"bwd has {len(backward)} stages: {len(forward)}, as tables, would be right")
     scale = unit[1] if unit else 1
-    if integer(work, "work") < 0:
+    if integer(work, "work", 62) < 0:
         raise _core.InvalidValueError(f"work is {work}: 0 or more is needed")
     found = machine_plan(
         forward,
@@ -182,7 +183,7 @@ def slice_uneven(
         None if comm is None or comm is False else _message(comm, stages[0], unit, _units(forward[0]), "tables[0]"),
         longest=_longest(max_slice, scale),
         memory=held_in_units(memory, scale),
-        work=integer(work, "work"),
+        work=integer(work, "work", 62),
     )
     lengths = [length * scale for length in found[0]]
     return UnevenSlicePlan(lengths, found[1], found[2], found[3], len(stages), *found[4:])
