@@ -1,6 +1,7 @@
 """Every plan of every planner that this engine can execute trains: losses bit-equal to one device, memory as predicted to the
 byte. What it cannot execute is refused before work starts."""
 import dataclasses
+import itertools
 import re
 import sys
 from functools import cache
@@ -276,6 +277,23 @@ def test_plans_keep_their_stages_when_the_costs_are_scaled():
                 assert plan.stages == made[0].stages and plan.slicing == made[0].slicing, (planner, by)
                 plans += 1
     print(f"{plans} plans")
+
+
+@pytest.mark.parametrize(("layers", "width", "vocab", "link", "stages", "tokens", "schedule"), [
+    (4, 64, 202, (1e-6, 1e8), 4, 24, "seq1f1b"), (3, 32, 33, (1e-5, 1e8), 4, 32, "seq1f1b"),
+    (4, 64, 50, (0.0, 1e8), 4, 16, "gpipe"), (4, 64, 77, (0.0, 1e11), 3, 24, "gpipe"), (2, 64, 289, (1e-5, 1e8), 3, 24, "gpipe")])
+def test_two_sequences_at_once_are_sliced_too(layers, width, vocab, link, stages, tokens, schedule):
+    """No slicing of the same stages is faster: both sequences at once in slices once were, by up to 4.6 %."""
+    model = tp.GPTConfig(n_layer=layers, n_head=2, n_embd=width, vocab_size=vocab, block_size=64)
+    cluster = tp.Cluster(stages, memory_bytes=1e12, link_latency_s=link[0], link_bandwidth_Bps=link[1], peak_flops=1e11)
+    request = dict(batch=2, seq_len=tokens, planner="terapipe", schedule=schedule, stages=stages)
+    plan = tp.plan(model, cluster, granularity=8, **request)
+    cuts = [np.diff([0, *inner, tokens]).tolist() for n in range(tokens // 8)
+            for inner in itertools.combinations(range(8, tokens, 8), n)]
+    for cut in cuts:
+        for groups in ([2], [1, 1]):
+            other = tp.plan(model, cluster, partition=plan.stages, slicing=[(b, cut) for b in groups], **request)
+            assert plan.step_time_s <= other.step_time_s * (1 + 1e-12), (cut, groups)
 
 
 def test_one_micro_batch_leaves_no_stage_without_work():
