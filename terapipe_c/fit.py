@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -311,17 +311,28 @@ def _held_out(samples: Float) -> NDArray[np.bool_]:
     return mask
 
 
-def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool = False) -> tuple[Curve, Float]:
+def _from_the_start(curve: Curve) -> Curve:
+    """The curve whose a0 + a1 S holds without a context, too."""
+    rows, seconds = curve.rows, curve.seconds
+    if len(rows) == 1:                                          # a line through 0
+        rows, seconds = (rows[0], 2 * rows[0]), (seconds[0], 2 * seconds[0])
+    return replace(curve, rows=rows, seconds=tuple(y + curve.a0 + curve.a1 * x for x, y in zip(rows, seconds, strict=True)),
+                   a0=0.0, a1=0.0)
+
+
+def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool = False,
+                  from_the_start: bool = False) -> tuple[Curve, Float]:
     """The curve through all samples (smooth: as near as :func:`_smooth` allows), and the relative errors of the one that did
     not see the held-out samples.
 
     signed: the time may fall with the context. That is so in the input gradient's pull backward: dK and dV of an early slice
     come from all later queries, so that a slice with little context has much to pull (GPU.md section 1.2). Not with `smooth`,
-    which is for the CPU's kernels: they push.
+    which is for the CPU's kernels: they push. from_the_start: a0 + a1 S holds without a context, too.
     """
 
     def fit(seen: Float, warn: bool) -> Curve:
-        return _fit_jointly(seen) if smooth else _fit(seen, what, signed, warn)
+        curve = _fit_jointly(seen) if smooth else _fit(seen, what, signed, warn)
+        return _from_the_start(curve) if from_the_start else curve
 
     mask = _held_out(samples)
     errors = np.zeros(0)

@@ -126,6 +126,21 @@ def test_samples_are_met_and_the_context_law_is_found():
     assert costs.time(8, 0) == pytest.approx(truth(8, 0)) and costs.time(8, 0) < costs.time(8, 1)   # t_ctx(., 0) = 0
 
 
+def test_the_papers_intercept_without_a_context_on_request():
+    """Its programme adds a0 + a1 S at C = 0 too (PLANNERS.md 1.1)."""
+    samples = grid(2048, (8, 64, 256, 512, 1024, 2048), (0, 256, 1024))
+    ours, papers = CostModel.from_samples(samples), CostModel.from_samples(samples, ctx0="linear")
+    zero, linear = ours.slice_cost(2048, 8), papers.slice_cost(2048, 8)
+    for key in ("G1", "a2", "a3"):
+        assert linear[key][1:] == pytest.approx(zero[key][1:], rel=1e-9) if key == "G1" else linear[key] == zero[key]
+    assert linear["G0"][1:] == pytest.approx(zero["G1"][1:], rel=1e-9) and (linear["G0"][1:] > zero["G0"][1:]).all()
+    assert papers.time(100, 300, "fwd") == pytest.approx(ours.time(100, 300, "fwd"))
+    single = [(64, 0, 2e-3), (64, 64, 3e-3)]
+    assert CostModel.from_samples(single, ctx0="linear").time(64, 64) == pytest.approx(CostModel.from_samples(single).time(64, 64))
+    with pytest.raises(ValueError, match="ctx0 is 'none'"):
+        CostModel.from_samples(samples, ctx0="none")
+
+
 def test_pairs_inside_the_slice_make_the_interpolation_exact_where_work_is_quadratic():
     """1e-4 + 1e-6 S + a3 (S^2 / 2 + S C) is met between samples too; a line through them would miss by a3 h^2 / 8."""
 
