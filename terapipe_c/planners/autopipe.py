@@ -54,6 +54,7 @@ _ARGUMENTS = """
         memory: a StageMemory or a dict of its fields: limit_bytes (number or [stages]), and [n] static_bytes, activation_bytes (of
             each micro-batch in flight), transient_bytes, and [stages] in_flight. None: everything fits.
 
+    Only autopipe's plan is never slower with more memory, or with blocks divided further: the others look at some partitions.
     InvalidValueError or InvalidTypeError name the argument, its index and value; InfeasibleError the stage that is short of bytes,
     in the partition that is short of fewest. Source: AutoPipe (Liu et al., CLUSTER 2022).
 """

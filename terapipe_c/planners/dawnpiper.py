@@ -206,7 +206,8 @@ def dawnpiper_binary(
     of what to swap (FreeTime, one queue a direction) and to recompute (bytes saved a second).
 
     Arguments and result as of :func:`dawnpiper`; swaps take whole tensors and cost the time that work does not hide. work_limit:
-    stages examined before it takes the best plan known (200 000). It may find no plan where one exists: InfeasibleError says so.
+    stages examined before it takes the best plan known (200 000). It may find no plan where one exists: InfeasibleError says so;
+    and more memory may give a slower plan. ``tp.plan`` asks it along a ladder of limits, so that this does not show there.
     Source: DawnPiper (arXiv 2505.05856); Capuchin (Peng et al., ASPLOS 2020); what they leave open: csrc/plan/bipar.c.
     """
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
