@@ -20,6 +20,7 @@ from .judge import SLICED, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, poss
 if TYPE_CHECKING:
     from .request import Request
 
+_SMALL = 256             # stages x sequences x slices of a small request
 _LONG = 10_000_000       # of slicings whose programs take the judge more ticks than this few starts are tried
 NEAR = 1.1               # a start is worth a descent if it is at most this many times as slow as the end of an earlier one
 TICKS = 2.0 ** 36        # all work together, where planners get it in whole numbers (not the judge's ticks, which are effort)
@@ -130,10 +131,10 @@ def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...]
 
 
 def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: int) -> list[tuple[Micro, ...]]:
-    """Slicings to start from: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid; up to
-    eight also of several sequences at once), whole sequences, whole batches, and fewer slices where the pipeline is full. With
-    several chunks a rank the pipeline fills as fast as one of fewer stages, sum + (ranks - 1) / chunks max: the optima are for so
-    many stages."""
+    """Slicings to start from: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid; in
+    small requests also of several sequences at once), whole sequences, whole batches, and fewer slices where the pipeline is full.
+    With several chunks a rank the pipeline fills as fast as one of fewer stages, sum + (ranks - 1) / chunks max: the optima are for
+    so many stages."""
     costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks, judge.mean_message_s(0.0))
     stages = 1 - (1 - judge.ranks) // judge.chunks
     seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
@@ -144,6 +145,7 @@ def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: in
             seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
     most = min(batch, judge.costs.known_batch)
     alike = [b for b in range(2, min(most, 16) + 1) if batch % b == 0]
+    few = _SMALL // (judge.ranks * judge.chunks)               # large requests have too little work for so many starts
     if most > 1:
         joint = planners.slice_batch_and_tokens(costs, batch, stages, seq_len=seq_len, granularity=unit,
                                                 max_group=min(most, 16))
@@ -152,7 +154,7 @@ def slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: in
     for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
         if parts * unit <= seq_len < parts * coarser:
             lengths = tuple(n * unit for n in equal_lengths(seq_len // unit, parts))
-            seeds += [((b, lengths),) * (batch // b) for b in (1, *alike) if b == 1 or parts <= 8]
+            seeds += [((b, lengths),) * (batch // b) for b in (1, *alike) if b == 1 or parts * batch <= few]
     return list(dict.fromkeys([*seeds, *_fine_at_the_ends(judge, seeds, batch, seq_len, unit)]))
 
 
