@@ -59,6 +59,12 @@ tp_bmpipe_glance_near(tp_bmpipe_search_room *s, const double *load);
 /* Bytes that a stage lacks with the fewest kept; <= 0: it fits. */
 double
 tp_bmpipe_lack(const tp_bmpipe_search_room *s, const int *cut, int stage);
+/* Moves a layer from virtual stage v to u: all boundaries between them shift. */
+void
+tp_bmpipe_shift(int *cut, int v, int u);
+/* The best single move of a layer, for fewest bytes lacking, until none helps or time is up: bytes still lacking. */
+double
+tp_bmpipe_mend(tp_bmpipe_search_room *s, int *cut);
 /* Boundaries that fit into s->now.cut. EINFEASIBLE as tp_plan_bmpipe. */
 TP_MUST_USE tp_status
 tp_bmpipe_find_fit(tp_bmpipe_search_room *s);

@@ -25,6 +25,14 @@ total_lack(const tp_bmpipe_search_room *s, const int *cut, int *worst)
     return sum;
 }
 
+void
+tp_bmpipe_shift(int *cut, int v, int u)
+{
+    int low = v < u ? v : u, high = v < u ? u : v, step = v < u ? -1 : 1;
+    for (int k = low + 1; k <= high; k++)
+        cut[k] += step;
+}
+
 /* The best single move of a layer between two virtual stages, until none helps, or the thread is told to stop, or, if hasty,
  * time is up. */
 static double
@@ -41,14 +49,13 @@ downhill(tp_bmpipe_search_room *s, int *cut, int hasty, int *worst)
             for (int u = 0; u < virtuals; u++) {
                 if (u == v || cut[v + 1] - cut[v] < 2)
                     continue;
-                int low = v < u ? v : u, high = v < u ? u : v, step = v < u ? -1 : 1;
-                if (tp_deadline_told_after(&s->p->asked, (int64_t)s->p->vector_begin[s->p->stages] * s->p->chunks + high - low))
+                int apart = v < u ? u - v : v - u;
+                if (tp_deadline_told_after(&s->p->asked, (int64_t)s->p->vector_begin[s->p->stages] * s->p->chunks + apart))
                     return now;
-                for (int k = low + 1; k <= high; k++)
-                    cut[k] += step;
+                s->effort--;
+                tp_bmpipe_shift(cut, v, u);
                 double lack = total_lack(s, cut, &ignored);
-                for (int k = low + 1; k <= high; k++)
-                    cut[k] -= step;
+                tp_bmpipe_shift(cut, u, v);
                 if (lack < best * (1.0 - 1e-9)) {
                     best = lack;
                     from = v;
@@ -58,12 +65,17 @@ downhill(tp_bmpipe_search_room *s, int *cut, int hasty, int *worst)
         }
         if (from < 0)
             break;
-        int low = from < to ? from : to, high = from < to ? to : from, step = from < to ? -1 : 1;
-        for (int k = low + 1; k <= high; k++)
-            cut[k] += step;
+        tp_bmpipe_shift(cut, from, to);
         now = total_lack(s, cut, worst);
     }
     return now;
+}
+
+double
+tp_bmpipe_mend(tp_bmpipe_search_room *s, int *cut)
+{
+    int ignored = 0;
+    return downhill(s, cut, 1, &ignored);
 }
 
 /* Depth first: a branch ends where a stage's chunks so far do not fit. 1: found, 0: there is none, -1: too many nodes. */

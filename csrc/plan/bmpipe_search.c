@@ -1,7 +1,8 @@
 /* Several chunks (PLANNERS.md 4.4): iterated local search. A state is boundaries and, for each stage, one of the undominated
  * ways to recompute that fit; moves take a layer from one virtual stage to another (all boundaries between shift), or
- * change a stage's way. Critical paths of earlier simulations are inequalities for every plan, so nearly all candidates are
- * refused by a dot product; the rest are simulated in one linear pass. Effort is counted, not timed. */
+ * change a stage's way. One perturbation in three moves many layers at once. Critical paths of earlier simulations are inequalities
+ * for every plan, so nearly all candidates are refused by a dot product; the rest are simulated in one linear pass. Effort is
+ * counted, not timed. */
 #include "csrc/plan/bmpipe_chunks.h"
 
 #include <math.h>
@@ -177,6 +178,28 @@ begin_at(tp_bmpipe_search_room *s, const double *extra_s, double limit_s, int *l
     return TP_OK;
 }
 
+/* 2 to 7 moves of one layer or of many, whether or not they fit, then those of single layers that make them fit: far plans are not
+ * reached by layers that move one at a time, each of which must fit. s->now stays where no plan that fits is found. */
+static tp_status
+leap(tp_bmpipe_search_room *s)
+{
+    int virtuals = s->p->virtuals, moves = 2 + draw(s, 6), *cut = s->next.cut, lacking = -1;
+    memcpy(cut, s->now.cut, ((size_t)virtuals + 1) * sizeof *cut);
+    for (int k = 0; k < moves; k++) {
+        int v = draw(s, virtuals), u = (v + 1 + draw(s, virtuals - 1)) % virtuals;
+        int layers = cut[v + 1] - cut[v] - 1;
+        for (int left = layers > 0 ? 1 + draw(s, layers) : 0; left > 0; left--)
+            tp_bmpipe_shift(cut, v, u);
+    }
+    if (tp_bmpipe_mend(s, cut) > 0.0)
+        return TP_OK;
+    memcpy(s->now.cut, cut, ((size_t)virtuals + 1) * sizeof *cut);
+    TP_TRY(begin_at(s, NULL, INFINITY, &lacking));
+    if (lacking >= 0)
+        copy_state(s->p, &s->best, &s->now);
+    return TP_OK;
+}
+
 static tp_status
 start(tp_bmpipe_search_room *s)
 {
@@ -250,7 +273,10 @@ iterate(tp_bmpipe_search_room *s, int *proven)
             return TP_OK;
         if (s->now.makespan_s > s->best.makespan_s * 1.005 || draw(s, 2) == 0)
             copy_state(s->p, &s->best, &s->now);
-        TP_TRY(perturb(s));
+        if (draw(s, 3) == 0)
+            TP_TRY(leap(s));
+        else
+            TP_TRY(perturb(s));
         TP_TRY(descend(s));
     }
 }
