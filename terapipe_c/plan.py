@@ -73,9 +73,9 @@ class Plan:
         step_time_s: predicted. busy_s: one per rank. bubbles: idle seconds by cause, all ranks together.
         lower_bound_s: no order of these operations on these ranks is faster.
         slicing_bound_s: no slicing of its micro-batches on its stages, in any order, is faster; None where that is not known.
-        peak_memory_bytes, memory_limit_bytes: exact, one per rank of one thread; of each rank, None: none. On the CPU each thread more
-            (``launch(threads_per_rank=...)``) has room of its own for its kernels, which launch holds against the limit and a report
-            predicts.
+        peak_memory_bytes, memory_limit_bytes: exact, one per rank of one thread; of each rank, None: none. On the CPU each thread
+            more (``launch(threads_per_rank=...)``) has room of its own for its kernels, which launch holds against the limit and a
+            report predicts.
         granularity: slice lengths that were planned are multiples of it.
         compared: (what, predicted seconds) of alternatives. search_log: what the joint search tried, and why it stopped.
         backend, dtype: what its costs and memory are of (one for "cuda" runs there alone), and of activations.

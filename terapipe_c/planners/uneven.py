@@ -157,8 +157,8 @@ def slice_uneven(
     [n + 1] by slice length, one more cost, or True for the first cost model's own links. Up to 256 units the optimum is proven if
     ``work`` (extensions of a label by one machine) suffices, as 0 (6e9: most often a second or two, at most some twenty) does for
     most tables; above, the slicing is a local optimum of boundary moves, evaluated exactly, and no slower than that of any
-    granularity that is a multiple of this one. ``lower_bound_s`` is proven either way. Deterministic: no clock is read. Proven plans
-    are no slower with more memory; others may be: 3 of 100 were seen to be, by up to 1.1 %.
+    granularity that is a multiple of this one. ``lower_bound_s`` is proven either way. Deterministic: no clock is read. Proven
+    plans are no slower with more memory; others may be: 3 of 100 were seen to be, by up to 1.1 %.
 
     max_slice, memory and errors as of ``slice_tokens``.
     """
