@@ -92,6 +92,15 @@ def test_what_torch_has_no_word_for_is_refused_by_name():
             program.to_csv()
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_cell():
+    """Spreadsheets begin a CSV with one; a second one, or one further on, is no cell."""
+    program = schedules.one_f_one_b(2, 3).split()
+    assert Program.from_csv("\ufeff" + program.to_csv()) == program == Program.parse("\ufeff" + str(program))
+    for wrong in ("\ufeff\ufeff" + program.to_csv(), program.to_csv().replace("1F0", "\ufeff1F0", 1)):
+        with pytest.raises(ValueError, match="line"):
+            Program.from_csv(wrong)
+
+
 def test_overlapping_pairs_are_words_too():
     text = "0F0.0 0F1.0& 0B0.0 0B1.0\n"
     program = Program.parse(text)

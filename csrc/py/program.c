@@ -98,10 +98,11 @@ from_text(PyObject *type, PyObject *args, PyObject *kwargs, tp_status (*parse)(c
             name_surrogate(text);
         return NULL;
     }
+    size_t mark = length >= 3 && memcmp(utf8, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; /* a byte order mark, as spreadsheets write it */
     tp_program *program = NULL;
     tp_py_away away;
     tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, parse(utf8, (size_t)length, &program));
+    tp_status status = tp_py_back(&away, parse(utf8 + mark, (size_t)length - mark, &program));
     return tp_py_program_made_by(type, status, program);
 }
 
