@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from ._core import InvalidValueError
-from .torch_reads import Reads, apart, mapped, tensors_of
+from .torch_functions import functions_as_operations
+from .torch_reads import Reads, mapped, tensors_of
 
 __all__ = ["copied", "first_words", "held", "mapped", "preserved", "tensors_of", "trace"]
 
@@ -104,42 +105,8 @@ def _symbolic(torch: Any, module: Any, whole: bool) -> Any:
             return call(*tensors)
         return tracer.create_proxy("call_function", call, tuple(tensors), {})
 
-    with torch.enable_grad(), _functions(torch, leaf, (torch.fx.Proxy, torch.Tensor)):  # whatever the caller is within
+    with torch.enable_grad(), functions_as_operations(torch, leaf, (torch.fx.Proxy, torch.Tensor)):  # whatever the caller is within
         return torch.fx.GraphModule(module, tracer.trace(module), type(module).__name__)
-
-
-@contextmanager
-def _functions(torch: Any, leaf: Callable[[Callable[..., Any], list[Any]], Any], kinds: tuple[type, ...]) -> Iterator[None]:
-    """A torch.autograd.Function is one operation: what its forward does without gradients is no part of the graph, and its own
-    backward is. leaf(call, tensors) is asked instead, where a call of these alone has the Function's other arguments already. But a
-    torch.utils.checkpoint is as if there were none: what is made again is a planner's choice."""
-    pytree, own_thread = importlib.import_module("torch.utils._pytree"), threading.get_ident()
-    checkpoints: Any = importlib.import_module("torch.utils.checkpoint")
-    again, hooks = checkpoints.CheckpointFunction, checkpoints._checkpoint_hook
-    inputs = getattr(checkpoints, "_NoopSaveInputs", None)   # of PyTorch 2.11 and before: what keeps a checkpoint's inputs
-    # Function.apply, which may have been bound to a name long ago, asks this one's.
-    base = importlib.import_module("torch.autograd.function")._SingleLevelFunction
-
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != own_thread:
-            return super(base, cls).apply(*args, **kwargs)
-        if cls is again:
-            return args[0](*args[2:])  # behind the function: whether the random state is kept
-        if cls is inputs:
-            return torch.empty(0)      # without a gradient: then a checkpoint takes itself to have nothing to do
-        return leaf(*apart(pytree, cls.__name__, super(base, cls).apply, (args, kwargs), kinds))
-
-    def hooked(frame: Any) -> Any:
-        """What is saved within one within another makes torch.export take all that comes for without gradients."""
-        return hooks(frame) if threading.get_ident() != own_thread else nullcontext()
-
-    base.apply = classmethod(applied)
-    checkpoints._checkpoint_hook = hooked
-    try:
-        yield
-    finally:
-        del base.apply
-        checkpoints._checkpoint_hook = hooks
 
 
 def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
@@ -180,7 +147,8 @@ def _reads_of(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[s
         warnings.simplefilter("ignore")     # the model is run once more than was asked for
         given, given_names = copied(torch, (arguments, named))
         # as it is traced: a layer may go another way without gradients
-        with torch.enable_grad(), _functions(torch, reads.note_function, (torch.Tensor,)), reads.mode(reads.note):
+        with torch.enable_grad(), functions_as_operations(torch, reads.note_function, (torch.Tensor,), on_data=True), \
+                reads.mode(reads.note):
             module(*given, **given_names)
     return reads
 
@@ -205,7 +173,7 @@ def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str
     own, whole = _Operations(torch), type("Whole", (torch.nn.Module,), {"forward": forward})()
     whole._captured = module
     function = partial(reads.tell_function, own.leaf) if reads else own.leaf
-    with torch.enable_grad(), warnings.catch_warnings(), _functions(torch, function, (torch.Tensor,)), _quiet():
+    with torch.enable_grad(), warnings.catch_warnings(), functions_as_operations(torch, function, (torch.Tensor,)), _quiet():
         warnings.simplefilter("ignore")  # of how a layer of torch's own is written (LSTM)
         try:
             exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)

@@ -128,6 +128,52 @@ def test_wherever_and_by_whatever_name_a_function_is_applied(torch, within, expo
     assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
 
 
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_function_with_a_context_of_its_own_by_an_old_name(torch, exported, asks):
+    """PyTorch 2.14 calls such a forward without a context, and asks for setup_context behind it; asks: the model wants a gradient
+    of it, and a number, within its forward."""
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(x, by=2.0):
+            return x.exp().sin() * by
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0])
+            ctx.by = inputs[1]
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            return dy * x * ctx.by, None
+
+    apply = Scaled.apply
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(16, 16)
+
+        def forward(self, x, mask=None):
+            x = self.a(x)
+            if exported and mask is None:
+                x = x * 1
+            if asks:
+                with torch.enable_grad():
+                    given = torch.ones(2, requires_grad=True)
+                    (slope,) = torch.autograd.grad(apply(given).sum(), given)
+                x = x * 3 if slope[0].item() == 2.0 else x
+            return apply(x, 3.0)
+
+    model, x = Model(), torch.randn(4, 16)
+    nodes = tp.capture(model, x, repeats=1)
+    assert not any("sin" in name for name in nodes.names), nodes.names
+    assert sum("scaled" in name.lower() for name in nodes.names) == 1       # of the slope the graph has the number alone
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x) - 8 * asks == 4 * 16 * 4      # the slope's is gone by then
+    assert Scaled.forward(torch.zeros(1)) == torch.sin(torch.ones(1)) * 2
+
+
 def test_transforms_of_torch_func_are_seen_through_and_left(torch):
     """torch.export's graph had their beginnings as nodes, which were run without their ends: torch stayed within them."""
     class Model(torch.nn.Module):
