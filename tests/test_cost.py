@@ -1,12 +1,11 @@
 """The cost model: the C evaluation against the formula in NumPy, fits against known truths, files, refusals."""
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
 
-from terapipe_c import InvalidValueError, _core
+from terapipe_c import _core
 from terapipe_c.config import KINDS, Cluster, GPTConfig
 from terapipe_c.cost import PHASES, CostModel, Curve, slicing_arrays
 from terapipe_c.partition import block_counts, equal_lengths, even_partition
@@ -458,59 +457,6 @@ def test_the_ends_of_a_message_pay_for_the_copies_that_they_make():
 
 # ---- as a value ----
 
-@pytest.mark.parametrize("make", [lambda: CostModel.analytic(MODEL, CLUSTER), lambda: random_costs(1),
-                                  lambda: CostModel.from_table(np.ones((5, 5)), np.ones((5, 5)), model=MODEL),
-                                  lambda: CostModel.from_samples(grid(512, (8, 64, 512), (0, 64))),
-                                  lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10),
-                                  lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10, lent_byte_s=0.0),
-                                  lambda: CostModel.from_measurements(measured(), head_pass=(1e-3, 20.0, 5e-4))])
-def test_files_give_back_the_same_model(make, tmp_path):
-    costs = make()
-    path = tmp_path / "costs.json"
-    costs.save(path)
-    loaded = CostModel.load(path)
-    assert loaded == costs and hash(loaded) == hash(costs) and loaded.time(17, 13) == costs.time(17, 13)
-    assert [p.name for p in tmp_path.iterdir()] == ["costs.json"]            # no temporary file stays
-    assert "CostModel" in repr(loaded) and "<table" in loaded._repr_html_()
-    assert costs != CostModel.from_samples([(8, 0, 1.0)]) and costs != 3
-
-
-def test_costs_print_what_a_message_costs_and_no_error_that_nobody_measured():
-    assert "message: 0 s + 0.1 ns a byte at each end" in repr(CostModel.from_measurements(measured(), copy_byte_s=1e-10))
-    lent = CostModel.from_measurements(measured(), comm={"latency_s": 2e-6, "byte_s": 1e-9}, copy_byte_s=1e-10, lent_byte_s=3e-10)
-    assert "message: 2 us + 1 ns a byte on the link + 0.3 ns a byte at its reader" in repr(lent) and "held-out" in repr(lent)
-    for costs in (CostModel.from_table(np.ones((5, 5)), np.ones((5, 5))), CostModel.from_samples([(8, 0, 1.0)])):
-        assert "held-out" not in repr(costs)
-
-
-def test_foreign_and_broken_files_are_named(tmp_path):
-    good = tmp_path / "good.json"
-    CostModel.analytic(MODEL, CLUSTER).save(good)
-    text = good.read_text()
-    for name, content in (("cut.json", text[:200]), ("other.json", '{"format": "x"}'), ("list.json", "[1]"),
-                          ("binary.json", b"\xff\xfe\x00"), ("new.json", text.replace('"version": 1', '"version": 99')),
-                          ("lost.json", text.replace('"latency_s"', '"latency"')),
-                          ("odd.json", text.replace('"attention.F"', '"attention.Z"'))):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        with pytest.raises(ValueError, match=name):
-            CostModel.load(path)
-    with pytest.raises(FileNotFoundError):
-        CostModel.load(tmp_path / "nowhere.json")
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path):
-    path = tmp_path / "costs.json"
-    costs = CostModel.analytic(MODEL, CLUSTER)
-    costs.save(path)
-    before = path.read_text()
-    broken = CostModel.analytic(MODEL, CLUSTER)
-    broken.seq_len = object()                                        # no JSON for that
-    with pytest.raises(TypeError):
-        broken.save(path)
-    assert path.read_text() == before and [p.name for p in tmp_path.iterdir()] == ["costs.json"]
-
-
 @pytest.mark.filterwarnings("ignore:.*negative slope")
 def test_noise_in_the_context_never_makes_a_slice_cost_less_than_nothing():
     rng = np.random.default_rng(1)
@@ -578,28 +524,3 @@ def test_a_slice_that_has_no_time_is_named(args, words):
     costs = CostModel.from_samples([(8, 0, 1e-3), (16, 0, 2e-3)])
     with pytest.raises(ValueError, match=f"^{words}"):
         costs.time(*args)
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "words"),
-    [
-        (("tables", 1, 2, 1), -1.0, r"tables\[1\]\[2, 1\] is -1.0"),
-        (("tables", 0, 1, 0), math.nan, r"tables\[0\]\[1, 0\] is nan"),
-        (("tables", 0, 3, 0), math.inf, r"tables\[0\]\[3, 0\] is inf"),
-        (("tables", 0), [[0.0]], r"tables\[0\] has shape \(1, 1\)"),
-        (("curves", "ffn.I", "scale"), -0.25, "curve ffn.I: scale of -0.25"),
-        (("curves", "head.F", "seconds"), [0.0, -2.0], "curve head.F: seconds of -2"),
-        (("curves", "head.F", "pair_s"), -1.0, "curve head.F: pair_s of -1"),
-    ],
-)
-def test_a_file_is_asked_what_its_makers_were_asked(tmp_path, place, value, words) -> None:
-    data = CostModel.from_table(np.ones((4, 4)), np.ones((4, 4))).to_dict()
-    data["curves"]["head.F"] |= {"rows": [0.0, 1.0], "seconds": [0.0, 1.0]}
-    *way, last = place
-    holder = data
-    for key in way:
-        holder = holder[key]
-    holder[last] = value
-    (tmp_path / "costs.json").write_text(json.dumps(data))
-    with pytest.raises(InvalidValueError, match=f"costs.json is damaged: {words}"):
-        CostModel.load(tmp_path / "costs.json")
