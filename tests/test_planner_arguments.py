@@ -379,6 +379,7 @@ def test_as_many_micro_batches_as_a_program_holds_are_planned():
     ({"update_s": "abc"}, "update_s is str"), ({"update_s": 10**400}, "update_s is 1000"),
     ({"update_s": [1.0, 1.0, 1.0]}, "update_s has 3 entries"),
     ({"update_s": [1.0, -1.0]}, r"update_s\[1\] is -1"), ({"update_s": float("nan")}, r"update_s\[0\] is nan"),
+    ({"sum_s": [1.0, 1.0, 1.0]}, "sum_s has 3 entries"), ({"sum_s": [1.0, -1.0]}, r"sum_s\[1\] is -1"),
     ({"rank_of": 3}, "rank_of is 3: a list"),
     ({"rank_of": [0, float("inf")]}, r"rank_of\[1\] is inf"),
     ({"rank_of": [1, 0]}, "rank_of is"),

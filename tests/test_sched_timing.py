@@ -221,6 +221,18 @@ def test_adding_up_gradients_is_no_work():
         program.simulate({**cost, "OPT.sum": np.array([0.0, -1.0, 0.0])})
 
 
+@pytest.mark.parametrize("order", [schedules.dualpipe_v(2, 6), schedules.one_f_one_b(2, 4), schedules.bpipe(4, 6)],
+                         ids=["mixed", "plain", "guests"])
+def test_the_bound_has_the_sums_of_replicas(order):
+    """It once lacked them where a program has guests, or B of some slices and I and W of others."""
+    program = order.lower(False)
+    sums = np.linspace(100, 200, program.num_stages)
+    line = program.simulate({"F": 1.0, "I": 1.0, "W": 1.0, "OPT": sums + 1, "OPT.sum": sums})
+    least = max(np.bincount(program.rank_of, sums))
+    assert line.makespan_s >= line.lower_bound_s > least + 1
+    assert line.lower_bound_s == pytest.approx(line.makespan_s, rel=0.02)
+
+
 def test_ranks_measure_their_gradients_before_they_meet():
     """OPT.norm, a part of OPT: who is done earlier has measured its gradients earlier, and only then waits for the others."""
     program = schedules.gpipe(2, 1).lower()

@@ -209,7 +209,7 @@ add_work(bound *b)
             }
 }
 
-/* The step's end: what of OPT follows the norm starts on no rank before all bodies are done. */
+/* The step's end: what of OPT follows the norm starts on no rank before all have met. */
 static double
 update_s(const bound *b)
 {
@@ -243,9 +243,11 @@ find(bound *b, uint8_t *done, double *bound_s)
         most = larger(most, one_micro(b, q));
     }
     add_work(b);
-    for (int r = 0; r < p->ranks; r++)
+    for (int r = 0; r < p->ranks; r++) {
+        double late = b->late[r] + tp_sched_before_meeting_s(p, b->d, r);
         if (b->work[r] > 0.0)
-            most = larger(most, b->head[r] + larger(b->work[r] + larger(b->tail[r], b->late[r]), b->copies[r] + b->tail[r]));
+            most = larger(most, b->head[r] + larger(b->work[r] + larger(b->tail[r], late), b->copies[r] + b->tail[r]));
+    }
     *bound_s = most + update_s(b);
 }
 

@@ -61,3 +61,14 @@ tp_program_update_s(const tp_program *p, const tp_durations *d, int rank, double
     }
     return seconds;
 }
+
+double
+tp_sched_before_meeting_s(const tp_program *p, const tp_durations *d, int rank)
+{
+    double seconds;
+    tp_program_update_s(p, d, rank, &seconds);
+    for (int64_t k = p->begin[rank + 1] - 1; k >= p->begin[rank] && tp_sched_is_end(p->code[k].op); k--)
+        if (p->code[k].op == TP_OP_AR)
+            seconds += tp_durations_s(d, TP_OP_AR, 0, p->code[k].stage, 0);
+    return seconds;
+}

@@ -91,6 +91,9 @@ tp_sched_reads_next(const tp_program *program, const tp_instr *instr);
 #define TP_SCHED_HAS_TWO_PLACES (1u << 29)
 unsigned
 tp_sched_ops(const tp_program *program);
+/* What of AR and OPT follows a rank's passes before the ranks meet. */
+double
+tp_sched_before_meeting_s(const tp_program *program, const tp_durations *durations, int rank);
 /* tp_program_check_order and tp_program_bound for callers that know the set already: it saves a pass over the code. */
 TP_MUST_USE tp_status
 tp_sched_check_order(const tp_program *program, unsigned ops);

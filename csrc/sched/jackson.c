@@ -30,7 +30,7 @@ typedef struct {
     int64_t units;
     int split, copies;     /* I and W apart; messages take time of the ranks */
     const uint8_t *again;  /* [stages * units] has R; NULL: none has */
-    double *end_s;         /* [ranks] what of AR and OPT follows a rank's passes before the ranks meet */
+    double *end_s;         /* [ranks] tp_sched_before_meeting_s */
     int32_t *like;         /* [micros] the micro-batch whose jobs this one's are */
     int32_t *times;        /* [micros] how many are like it */
     int32_t *newest;       /* [max_slices + 1] the last one that has its own, of so many slices; -1 */
@@ -335,18 +335,6 @@ mark_again(const tp_program *p, int64_t units, uint8_t **again)
     return TP_OK;
 }
 
-static void
-set_ends(const machine *m)
-{
-    const tp_program *p = m->p;
-    for (int r = 0; r < p->ranks; r++) {
-        tp_program_update_s(p, m->d, r, &m->end_s[r]);
-        for (int64_t k = p->begin[r + 1] - 1; k >= p->begin[r] && tp_sched_is_end(p->code[k].op); k--)
-            if (p->code[k].op == TP_OP_AR)
-                m->end_s[r] += tp_durations_s(m->d, TP_OP_AR, 0, p->code[k].stage, 0);
-    }
-}
-
 static tp_status
 sort_all(machine *m, int *apart)
 {
@@ -380,7 +368,8 @@ find(machine *m, double *seconds)
     m->heap = malloc((size_t)m->count * sizeof *m->heap);
     if (m->end_s == NULL || m->own == NULL || m->jobs == NULL || m->line == NULL || m->heap == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the bound of %d stages", p->stages);
-    set_ends(m);
+    for (int r = 0; r < p->ranks; r++)
+        m->end_s[r] = tp_sched_before_meeting_s(p, m->d, r);
     add_micros(m, apart);
     TP_TRY(tp_deadline_check_told());
     for (int r = 0; r < p->ranks; r++)

@@ -29,6 +29,7 @@ def slicing_bound(
     granularity: int = 1,
     ranks: int | None = None,
     update_s: Any = None,
+    sum_s: Any = 0.0,
     rank_of: Sequence[int] | None = None,
     links: Links = Links(),     # noqa: B008 (frozen)
 ) -> float:
@@ -37,10 +38,11 @@ def slicing_bound(
     ranks None: one stage a rank); the first ``ranks`` stages are on as many ranks in order.
 
     partition: (first block, last block + 1) of each stage; micro_batches: sequences of each; update_s: seconds of each stage's
-    update (None: the costs'); links: of messages that leave a node. Two bounds for each rank, each a shortest path over the cuts: a
-    first slice must reach the rank, which then does all its work; or the rank does all its forwards and input gradients, and the
-    last of these must travel back to the first stage. Not counted: weight gradients that could wait, waits between slices and
-    between micro-batches, the exchange of a tied embedding, halves of sliced-1f1b.
+    update (None: the costs'); sum_s: the part of it that a stage's rank does before it meets all others, in which replicas add up
+    gradients; links: of messages that leave a node. Two bounds for each rank, each a shortest path over the cuts: a first slice
+    must reach the rank, which then does all its work; or the rank does all its forwards and input gradients, and the last of
+    these must travel back to the first stage. Not counted: weight gradients that could wait, waits between slices and between
+    micro-batches, the exchange of a tied embedding, halves of sliced-1f1b.
     """
     from ..planning.request import check_partition
 
@@ -64,36 +66,38 @@ def slicing_bound(
             f"rank_of is {rank_of!r}: a rank for each of {len(partition)} stages, the first {count} in order, would be right"
         )
     blocks, update = costs.stage_work(model, block_counts(model, partition))
-    update = update if update_s is None else _updates(update_s, len(partition))
+    update = update if update_s is None else _of_stages(update_s, "update_s", len(partition))
     sizes = Counter(whole("a micro-batch", size) for size in micro_batches)
-    updates = np.bincount(home, np.broadcast_to(update.reshape(-1), len(home)), count)
-    less = np.zeros(count)
+    before = np.minimum(_of_stages(sum_s, "sum_s", len(partition)), update)
+    sums, updates = (np.bincount(home, np.broadcast_to(seconds, len(home)), count) for seconds in (before, update - before))
+    # Behind all its work a rank adds up its own gradients; the last gradient comes home to the first, which then adds up its own.
+    more = np.stack([sums, np.full(count, sums[0])], axis=1) / len(micro_batches)
     if costs.head_pass is not None:     # a weight's gradient that waits for the update is in the head's curves, and adds to its own
         head = home[int(np.argmax(blocks[:, KINDS.index("head")]))]
-        less[head] = (updates.max() - updates[head]) / len(micro_batches)
-    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home, links, less))
+        more[head] -= (updates.max() - updates[head]) / len(micro_batches)
+    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home, links, more))
               for size, times in sorted(sizes.items())]
     return _core.slicing_bound(arrays, count, tokens // unit, float(updates.max()))
 
 
-def _updates(update_s: Any, stages: int) -> FloatArray:
+def _of_stages(seconds: Any, name: str, stages: int) -> FloatArray:
     """[stages] or [1]"""
-    alone = isinstance(update_s, (int, float, np.integer, np.floating))
-    update = np.array([number(update_s, "update_s", "seconds")]) if alone else array(update_s, "update_s").reshape(-1)
-    if len(update) not in (1, stages):
-        raise _core.InvalidValueError(f"update_s has {len(update)} entries: one for each of the {stages} stages would be right")
-    wrong = np.flatnonzero(~(np.isfinite(update) & (update >= 0)))
+    alone = isinstance(seconds, (int, float, np.integer, np.floating))
+    each = np.array([number(seconds, name, "seconds")]) if alone else array(seconds, name).reshape(-1)
+    if len(each) not in (1, stages):
+        raise _core.InvalidValueError(f"{name} has {len(each)} entries: one for each of the {stages} stages would be right")
+    wrong = np.flatnonzero(~(np.isfinite(each) & (each >= 0)))
     if len(wrong):
-        raise _core.InvalidValueError(f"update_s[{wrong[0]}] is {update[wrong[0]]}: finite seconds from 0 on would be right")
-    return update
+        raise _core.InvalidValueError(f"{name}[{wrong[0]}] is {each[wrong[0]]}: finite seconds from 0 on would be right")
+    return each
 
 
 def _size(
     model: GPTConfig, costs: CostModel, blocks: Any, batch: int, tokens: int, unit: int, ranks: int, rank_of: Sequence[int],
-    links: Links, less: FloatArray,
+    links: Links, more: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray | None]:
-    """(all, core, head, tail, fixed, slope) of micro-batches of ``batch`` sequences, as ``_core.slicing_bound`` reads them. less:
-    [ranks] seconds a micro-batch to leave out."""
+    """(all, core, head, tail, fixed, slope) of micro-batches of ``batch`` sequences, as ``_core.slicing_bound`` reads them. more:
+    [ranks, 2] seconds of each micro-batch to add to ``all`` and to ``core``."""
     stages, n, over = len(blocks), tokens // unit, costs.overhead_s
     S = unit * np.arange(n + 1.0)
     first = _seconds(costs, S, 0.0, batch)
@@ -112,7 +116,7 @@ def _size(
         message = over + (away if links.far and links.far[r - 1] else near)
         head[r] = head[r - 1] + blocks[r - 1] @ first[:, 0] + message + sent + read * (r > 1)    # r - 1's: to r, from r - 2
         tail[r] = tail[r - 1] + blocks[r - 1] @ first[:, 1] + message + read + sent * (r > 1)    # from r, to r - 2
-    fixed = np.repeat(-less[:, None], 2, axis=1)
+    fixed = more.copy()
     weights = np.zeros((ranks, 2, len(KINDS), len(PHASES)))
     for k in range(stages):
         r = rank_of[k]
@@ -170,6 +174,7 @@ def plan_slicing_bound(judge: Any, candidate: Any, unit: int) -> float | None:
     work = (tokens // cuts) ** 2 * judge.ranks * len({b for b, _ in candidate.slicing})
     if candidate.schedule in ("sliced-1f1b", "chimera", "pipedream") or work > (2e7 if _by_table(judge.costs) else 2e8):
         return None
+    update_s, sum_s = judge.updates(candidate.partition)
     return slicing_bound(judge.model, judge.costs, candidate.partition, [b for b, _ in candidate.slicing], seq_len=tokens,
-                         granularity=cuts, ranks=judge.ranks, update_s=judge._stage_work(candidate.partition)[1],
+                         granularity=cuts, ranks=judge.ranks, update_s=update_s, sum_s=sum_s,
                          rank_of=judge.lowered(candidate).rank_of, links=judge.links)  # fmt: skip

@@ -189,6 +189,11 @@ class Judge:
         """Seconds of each stage's sum over the replicas."""
         return np.asarray(ring.seconds(4.0 * updated_params(self.model, counts)) + np.zeros(len(counts)))
 
+    def updates(self, cut: Cut) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds of each stage's update, and of these those of its sum over the replicas."""
+        counts, update_s = self._stage_work(cut)
+        return update_s, self._sums(counts, self.replicas)
+
     def mean_message_s(self, rows: float) -> float:
         """Mean seconds of a message of ``rows`` tokens between two stages, over all links: for planners that know only one link."""
         near = float(self.costs.message_s(rows, self.model.n_embd))
