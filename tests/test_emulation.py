@@ -52,6 +52,20 @@ def test_every_operation_runs_when_the_simulator_says(name):
     pytest.fail(f"late each time, the last by {found.error:.0%}")
 
 
+@pytest.mark.parametrize("order", [tp.schedules.gpipe(3, 2, 2), tp.schedules.chimera(2, 4)], ids=["one copy", "two"])
+def test_both_ends_of_a_tied_weight_meet(order):
+    """The last rank, done early, once began that sum alone, and then those of replicas: the step was said to end sooner."""
+    program = order.lower(True)
+    costs = {**uneven(program), "AR": 3 * MS, "OPT": np.linspace(6, 8, program.num_stages) * MS,
+             "OPT.sum": np.linspace(1, 7, program.num_stages) * MS}  # fmt: skip
+    found, line = tp.emulate(program, costs), program.simulate(costs)
+    due = {(rank, op, stage): end for rank, op, stage, _, _, _, end in found.trace if op in ("AR", "OPT")}
+    rows = [row for row in line.intervals.tolist() if tp.schedules.OPS[row[1]] in ("AR", "OPT")]
+    assert len(rows) == len(due) and found.step_time_s >= line.makespan_s - 1e-6
+    for rank, op, stage, _, _, _, end in rows:
+        assert due[rank, tp.schedules.OPS[op], stage] == pytest.approx(end, abs=1e-6)
+
+
 def test_96_stages_and_two_sequences_finish():
     """TeraPipe's setting: more ranks than this machine has cores by far."""
     program = tp.schedules.gpipe(96, 2, [8, 6])

@@ -160,6 +160,18 @@ meet(tp_engine *engine, int64_t due_ns, int64_t *latest_ns)
     return TP_OK;
 }
 
+/* The two ends of a tied weight begin their sum together. */
+static tp_status
+meet_other_end(tp_engine *engine, const tp_instr *instr, int64_t *due_ns)
+{
+    tp_comm *comm = engine->config.comm;
+    int64_t mine_ns = *due_ns, other_ns = 0;
+    TP_TRY(comm->ops->exchange(comm, engine->first + instr->peer, tp_tag(TP_OP_AR, 0, 0, 0), &mine_ns, sizeof mine_ns, &other_ns,
+                               sizeof other_ns));
+    *due_ns = other_ns > mine_ns ? other_ns : mine_ns;
+    return TP_OK;
+}
+
 /* In naps, so that an abort ends a long one. */
 static tp_status
 sleep_until(const tp_engine *engine, int64_t due_ns)
@@ -227,6 +239,8 @@ emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
     if (engine->from[i] >= 0 && arrival(engine, i) > *due_ns)
         *due_ns = arrival(engine, i);
     *due_ns = copied_ns(engine, i, *due_ns);
+    if (instr->op == TP_OP_AR)
+        TP_TRY(meet_other_end(engine, instr, due_ns));
     if (instr->op == TP_OP_OPT && !(*finished)++)
         TP_TRY(meet_for_norm(engine, due_ns));
     *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = *due_ns};
