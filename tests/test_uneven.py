@@ -326,6 +326,20 @@ def test_a_gap_ends_the_search_with_a_proof():
         planners.slice_tokens(Curve(), 4, seq_len=64, gap=-1.0)
 
 
+def test_a_long_time_limit_is_as_good_as_none():
+    """Where messages take longer than slices: with 300 s the bound had 15 times the work that it has without a limit."""
+
+    class Costs:
+        def slice_cost(self, seq_len, granularity, phase):
+            i = np.arange(1025.0)
+            g = (2 + 0.05 * i) * (1.15 + 0.15 * np.sin(i * i))
+            return {"G0": g, "G1": g + 0.2, "a2": 0.001, "a3": 5e-5}
+
+    comm = 3 + 0.3 * np.arange(1025.0)
+    free, limited = (planners.slice_tokens(Costs(), 4, seq_len=1024, comm=comm, time_limit_s=limit_s) for limit_s in (None, 300.0))
+    assert (free.lengths, free.lower_bound_s) == (limited.lengths, limited.lower_bound_s) and not free.optimal
+
+
 def test_all_numbers_of_stages_at_once():
     costs = Curve()
     counts = [3, 1, 96, 17, 18, 19, 48, 3]

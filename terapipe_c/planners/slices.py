@@ -32,7 +32,7 @@ __all__ = [
     "slice_bound",
 ]
 
-_SHOP_WORK, _SHOP_RATE = 6_000_000_000, 3e7  # extensions of a label by a machine: at most, and in a second
+_SHOP_WORK, _SHOP_RATE = 6_000_000_000, 3e7  # extensions of a label by a machine: with no limit, and in a second
 _SHOP_STAGES = 2048  # 4096 machines, links among them (csrc/plan/shop.h)
 _UNITS_IN_A_SECOND = 16384  # up to here the exact search takes well under a second at any granularity
 
@@ -245,8 +245,9 @@ def _overlapped(
     lengths, bound, seconds = found[0][0][1], found[4], found[10]
     least = found[3] if found[5] else bound  # a proven plan's own latency: its bound is less by the rounding of sums
     if judge(lengths)[0] > least * near:
+        work = limit_s * _SHOP_RATE
         shop = machine_plan([forward] * stages, None if backward is None else [backward] * stages, message, longest=longest,
-                            memory=memory, work=max(1, int(min(_SHOP_WORK, limit_s * _SHOP_RATE))) if limit_s > 0 else 0)
+                            memory=memory, work=max(1, int(work)) if 0 < work < _SHOP_WORK else 0)
         lengths = min((lengths, shop[0]), key=lambda one: judge(one)[0])
         bound, seconds = max(bound, shop[2]), seconds + shop[7]
     latency, total, largest = judge(lengths)
