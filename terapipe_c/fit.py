@@ -48,13 +48,15 @@ class Curve:
 
 
 def read_curve(name: str, data: Mapping[str, Any]) -> Curve:
-    """A curve of a file, or an error that names it. A fit has rows, P, pairs and scale from 0 on, but for rounding."""
+    """A curve of a file, or an error that names it. A fit has rows, P of any rows, pairs and scale from 0 on, but for rounding;
+    P of no rows is where its first line begins."""
     try:
         curve = Curve(**{**data, "rows": tuple(data["rows"]), "seconds": tuple(data["seconds"])})
     except InvalidValueError as error:
         raise InvalidValueError(f"{name}: {error}") from None
-    for field in ("rows", "seconds", "pair_s", "scale"):
-        given = np.atleast_1d(getattr(curve, field))
+    seconds = [y for x, y in zip(curve.rows, curve.seconds, strict=True) if x != 0]
+    for field, numbers_of in (("rows", curve.rows), ("seconds", seconds), ("pair_s", curve.pair_s), ("scale", curve.scale)):
+        given = np.atleast_1d(numbers_of)
         if given.size and given.min() < -1e-9 * np.abs(given).max():
             raise InvalidValueError(f"{name}: {field} of {given.min():g}: from 0 on would be right")
     return curve
@@ -312,12 +314,12 @@ def _held_out(samples: Float) -> NDArray[np.bool_]:
 
 
 def _from_the_start(curve: Curve) -> Curve:
-    """The curve whose a0 + a1 S holds without a context, too."""
+    """The curve whose a0 + a1 S holds without a context, too, as far as the seconds of any rows stay from 0 on."""
     rows, seconds = curve.rows, curve.seconds
     if len(rows) == 1:                                          # a line through 0
         rows, seconds = (rows[0], 2 * rows[0]), (seconds[0], 2 * seconds[0])
-    return replace(curve, rows=rows, seconds=tuple(y + curve.a0 + curve.a1 * x for x, y in zip(rows, seconds, strict=True)),
-                   a0=0.0, a1=0.0)
+    seconds = tuple(max(0.0 if x > 0 else -math.inf, y + curve.a0 + curve.a1 * x) for x, y in zip(rows, seconds, strict=True))
+    return replace(curve, rows=rows, seconds=seconds, a0=0.0, a1=0.0)
 
 
 def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool = False,

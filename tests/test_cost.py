@@ -125,7 +125,7 @@ def test_samples_are_met_and_the_context_law_is_found():
     assert costs.time(8, 0) == pytest.approx(truth(8, 0)) and costs.time(8, 0) < costs.time(8, 1)   # t_ctx(., 0) = 0
 
 
-def test_the_papers_intercept_without_a_context_on_request():
+def test_the_papers_intercept_without_a_context_on_request(tmp_path):
     """Its programme adds a0 + a1 S at C = 0 too (PLANNERS.md 1.1)."""
     samples = grid(2048, (8, 64, 256, 512, 1024, 2048), (0, 256, 1024))
     ours, papers = CostModel.from_samples(samples), CostModel.from_samples(samples, ctx0="linear")
@@ -136,6 +136,12 @@ def test_the_papers_intercept_without_a_context_on_request():
     assert papers.time(100, 300, "fwd") == pytest.approx(ours.time(100, 300, "fwd"))
     single = [(64, 0, 2e-3), (64, 64, 3e-3)]
     assert CostModel.from_samples(single, ctx0="linear").time(64, 64) == pytest.approx(CostModel.from_samples(single).time(64, 64))
+    falls = [(8, 0, 1e-5), (64, 0, 1e-4), (8, 64, 1e-4), (64, 64, 2e-4), (8, 128, 4e-4), (64, 128, 5e-4)]
+    zero, linear = CostModel.from_samples(falls), CostModel.from_samples(falls, ctx0="linear")
+    linear.save(tmp_path / "costs.json")                       # an intercept below 0 is no damage
+    assert linear.curves["attention", "F"].seconds[0] < 0
+    for costs in (linear, CostModel.load(tmp_path / "costs.json")):
+        assert costs.time(5, 64) == pytest.approx(zero.time(5, 64)) and costs.time(8, 0) < zero.time(8, 0)
     with pytest.raises(ValueError, match="ctx0 is 'none'"):
         CostModel.from_samples(samples, ctx0="none")
 
