@@ -154,9 +154,10 @@ class _Hunt:
             if name in ZERO_BUBBLE and pending != 1:           # these schedules place every W themselves
                 continue
             other = self.judge.judge(name, best.partition, best.slicing, pending)
-            for c in [other, *(built for built in self.judge.leaner(other) if built.pending < 0)] if name == LOOPED else [other]:
-                if c.seconds < best.seconds * SLIGHT and self.judge.fits(c, limit):
-                    best = c
+            if name == LOOPED and other.seconds < best.seconds * SLIGHT and not self.judge.fits(other, limit):
+                other = self.judge.judge(name, best.partition, best.slicing, as_built(pending))     # slower, but it may fit
+            if other.seconds < best.seconds * SLIGHT and self.judge.fits(other, limit):
+                best = other
         return best
 
     def _below(self, limit: int) -> Candidate | None:
