@@ -247,6 +247,8 @@ def test_a_time_limit_says_what_named_plans_it_left():
     cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=2, time_limit_s=1e-9)
     line = next(line for line in cut.search_log if line.startswith("planners by the names"))
     assert "0 plans made" in line and "left at the time limit: some of them may be faster" in line
+    said, who = cut.search_log[0].split("; without a plan at the time limit, or not asked: ")   # not "perhaps with a plan"
+    assert said == "1 of 13 planners had an answer" and set(who.split(", ")) == set(PLANNERS[1:]) - {"uniform"}
 
 
 def test_it_says_which_schedules_it_left_out_and_why():

@@ -320,8 +320,13 @@ class _Search:
             self.offer(result, name)
             judge = result.judge
             self.judges.setdefault((judge.ranks, judge.chunks, judge.replicas.count), judge)
-        self.log.append(f"asked {len(seconds) + len(refused)} planners" + (f"; no plan: {', '.join(refused)}" if refused else "")
-                        + (f"; stopped by the time limit, some perhaps with a plan: {', '.join(self.cut)}" if self.cut else ""))
+        planned = [name for name, _ in seconds]
+        early, without = ([n for n in self.cut if (n in planned) is had and n not in refused] for had in (True, False))
+        count = len(planned) + len(refused)
+        self.log.append(f"asked {count} planners" if not without else f"{count} of {count + len(without)} planners had an answer")
+        for what, who in (("no plan", refused), ("stopped by the time limit with the best plan by then", early),
+                          ("without a plan at the time limit, or not asked", without)):
+            self.log[-1] += f"; {what}: {', '.join(who)}" if who else ""
         return seconds
 
     def _refused(self, error: Error) -> None:
