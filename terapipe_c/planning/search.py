@@ -19,7 +19,7 @@ from ..guests import BPIPE
 from ..partition import even_partition
 from .deadline import late, share
 from .judge import LOOPED, SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, as_built, pace, possible
-from .starts import NEAR, block_ticks, by_pairs, estimate, over_ranks, slicing_seeds, starts_on
+from .starts import NEAR, block_ticks, by_pairs, ends_apart, estimate, over_ranks, slicing_seeds, starts_on
 
 _STARTS = 3           # so many starts of a search descend
 _MORE_STARTS = 12     # or so many, while the descents took less than 1 / _QUICK of the search's work
@@ -39,6 +39,7 @@ _SLICES = 4            # a grid of fewer slices a sequence gets proportionally l
 _FINE, _GAINS = 8, 1.03  # a search that may give up goes on while it has no grid of so many slices a sequence, or might get within
                          # this part of the plan in hand if the next grid gained as much as the latest
 _LONG = 10_000_000     # and while it has taken fewer ticks
+_ALMOST = 1.02         # slicings with their ends cut otherwise are worth a descent if at most so many times as slow as without
 _WORK = 36_000_000     # ticks that a descent may take: a fraction of a second
 
 
@@ -70,8 +71,11 @@ class _Hunt:
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
         self._best: dict[tuple[int | None, float], Candidate | None] = {}
         self._ends: dict[Candidate, Candidate] = {}            # by start: the end of the latest descent from it
+        self._alike: set[tuple[Micro, ...]] = set()            # slicings of which _apart made others,
+        self._unlike: list[Candidate] = []                     # and plans with these
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit in question
         self._rungs: list[Candidate] = []
+        self._heights: list[float] = []                        # seconds of the fastest plan of each rung
         self._latest: Candidate | None = None
         self._floor: list[Candidate] | None = None             # plans that need least memory; known before the rungs above them
         self._is_floor_whole = False                           # is the fastest plan that needs so little among them?
@@ -128,7 +132,8 @@ class _Hunt:
         for end in sorted(dict.fromkeys(ends), key=pace)[:_STARTS]:
             if not found or (judge.work < quick and not late()):
                 found.append(self._refined(end, limit, stop + work))
-        return min(found, key=pace, default=None)
+        best = min(found, key=pace, default=None)
+        return None if best is None else self._apart(best, limit, 2 * _QUICK)
 
     def _refined(self, c: Candidate, limit: int | None, stop: int) -> Candidate:
         """From the end of a descent: plans that no single move leads to, but two moves or other numbers of waiting W do."""
@@ -144,6 +149,24 @@ class _Hunt:
                 ends = self._mend(more, limit, _QUICK) if judge.fits(more, limit) else []
                 found = min([found, *(self._waiting(end, limit, stop) for end in ends)], key=pace)
         return min(best, found, key=pace)
+
+    def _apart(self, best: Candidate, limit: int | None, share: int) -> Candidate:
+        """``best``, or the end of a descent with its first and last micro-batches cut otherwise than those between: in a descent
+        micro-batches that are alike stay so."""
+        judge, stop = self.judge, self.judge.work + self.work // share
+        if self.given["fixed_slicing"] or late():
+            return best
+        for s in ends_apart(best.slicing, judge.ranks, self.given["unit"]) if best.slicing not in self._alike else ():
+            if judge.work >= stop or late():
+                break
+            if not possible(best.schedule, judge.ranks, len(s)):
+                self._unlike.append(judge.judge(best.schedule, best.partition, s, best.pending))
+        self._alike.add(best.slicing)
+        near = sorted((c for c in self._unlike if c.seconds < _ALMOST * best.seconds and judge.fits(c, limit)), key=pace)
+        for c in near[:2]:
+            if c not in self._ends or not judge.fits(self._ends[c], limit):
+                self._ends[c] = (self._mend(c, limit, share) or [c])[0]
+        return min([best, *(self._ends[c] for c in near[:2])], key=pace)
 
     def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
         """The best schedule and number of W that may wait, for these stages and slices."""
@@ -243,7 +266,7 @@ class _Hunt:
     def _is_sure(self, c: Candidate) -> bool:
         """Whether the two latest rungs, for less memory, are so much slower than ``c`` that the ladder need not go on."""
         sure = c.seconds * _SURE[self.judge.chunks > 1]
-        return len(self._rungs) > 2 and min(d.seconds for d in self._rungs[-2:]) > sure
+        return len(self._heights) > 2 and min(self._heights[-2:]) > sure
 
     def _step_down(self, limit: int | None) -> None:
         """Add the next plan to the ladder. The longer plans take, the wider the steps."""
@@ -262,18 +285,20 @@ class _Hunt:
             ends = [c for c in (self._lean_within(below), *follow) if c is not None]
             found = min(ends, key=pace, default=None)
         self._ended = found is None
-        self._add(found)
+        self._add(found, None if found is None else self._apart(found, below, 32))
         self._spent += judge.work - begun
 
-    def _add(self, c: Candidate | None) -> None:
-        """Add a rung, unless it is faster than a plan that is the answer for a larger limit, where the ladder ends before this
-        rung."""
+    def _add(self, c: Candidate | None, other: Candidate | None = None) -> None:
+        """Add a rung, and another plan that needs as little. Not one that is faster than a plan that is the answer for a larger
+        limit, where the ladder ends before this rung."""
         if c is None:
             return
         self._latest = c
         self._peak = max(self.judge.peak_bytes(c))
-        if pace(c) >= self._least_s:
-            self._rungs.append(c)
+        kept = [d for d in dict.fromkeys((other or c, c)) if pace(d) >= self._least_s]
+        if kept:
+            self._rungs += kept
+            self._heights.append(min(d.seconds for d in kept))
             sure = (pace(d) for d in (*self._rungs, *(self._floor or ())) if self._is_sure(d))
             self._least_s = max([pace(self._rungs[0]), self._least_s, *sure])
 
