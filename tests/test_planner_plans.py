@@ -13,6 +13,7 @@ import terapipe_c as tp
 from terapipe_c.engine import gather_bytes, rank_memory
 from terapipe_c.planning.judge import Judge, activation_slots
 from terapipe_c.planning.request import PLANNERS
+from terapipe_c.planning.starts import ends_apart
 
 SEQ, BATCH, STEPS = 16, 4, 3
 MODEL = tp.GPTConfig(n_layer=5, n_head=2, n_embd=8, vocab_size=48, block_size=SEQ)
@@ -308,6 +309,14 @@ def test_the_first_and_last_micro_batches_may_be_cut_otherwise_than_those_betwee
     limits = np.linspace(min(plan.peak_memory_bytes), max(plan.peak_memory_bytes), 4)
     less = [tp.plan(model, cluster, memory_bytes=int(limit), **request) for limit in limits]
     assert all(one.step_time_s >= more.step_time_s for one, more in itertools.pairwise(less)) and less[-1] == plan
+
+
+def test_ends_are_cut_apart_again_where_they_already_were():
+    slicing = ((2, (24, 40)), (2, (64,)), (2, (64,)), (2, (24, 40)))
+    found = ends_apart(slicing, 2, 8, True)
+    assert ((2, (16, 8, 24, 16)), *slicing[1:]) in found and ((2, (64,)), *slicing[1:]) in found and slicing not in found
+    assert all([b for b, _ in s] == [2] * 4 and {sum(cut) for _, cut in s} == {64} for s in found) and len(set(found)) == len(found)
+    assert ends_apart(slicing, 2, 8) == [] and ends_apart(slicing[:1], 2, 8, True) == []
 
 
 def test_one_micro_batch_leaves_no_stage_without_work():

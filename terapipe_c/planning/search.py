@@ -132,8 +132,11 @@ class _Hunt:
         for end in sorted(dict.fromkeys(ends), key=pace)[:_STARTS]:
             if not found or (judge.work < quick and not late()):
                 found.append(self._refined(end, limit, stop + work))
-        best = min(found, key=pace, default=None)
-        return None if best is None else self._apart(best, limit, 2 * _QUICK)
+        if not found:
+            return None
+        best = min(found, key=pace)
+        once = self._apart(best, limit, 2 * _QUICK)            # what is apart from the ends then may have ends of its own
+        return once if once is best else self._apart(once, limit, 2 * _QUICK)
 
     def _refined(self, c: Candidate, limit: int | None, stop: int) -> Candidate:
         """From the end of a descent: plans that no single move leads to, but two moves or other numbers of waiting W do."""
@@ -156,7 +159,8 @@ class _Hunt:
         judge, stop = self.judge, self.judge.work + self.work // share
         if self.given["fixed_slicing"] or late():
             return best
-        for s in ends_apart(best.slicing, judge.ranks, self.given["unit"]) if best.slicing not in self._alike else ():
+        new = best.slicing not in self._alike
+        for s in ends_apart(best.slicing, judge.ranks, self.given["unit"], limit is None) if new else ():
             if judge.work >= stop or late():
                 break
             if not possible(best.schedule, judge.ranks, len(s)):

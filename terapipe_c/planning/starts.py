@@ -171,25 +171,29 @@ def _fine_at_the_ends(judge: Judge, seeds: Sequence[tuple[Micro, ...]], batch: i
             for f in fine for first, last in ((some, 0), (half, half)) if first + last < batch]
 
 
-def ends_apart(slicing: tuple[Micro, ...], ranks: int, unit: int) -> list[tuple[Micro, ...]]:
-    """Of micro-batches that are all alike: slicings whose first or last few, both, or all between are cut otherwise: not at all,
-    into half as many slices, or into twice as many. A pipeline fills and drains by the first and the last ones, for which fine
-    slices are best; between them fewer have less overhead."""
-    count, (size, lengths) = len(slicing), slicing[0]
-    if count == 1 or any(micro != slicing[0] for micro in slicing):
+def ends_apart(slicing: tuple[Micro, ...], ranks: int, unit: int, every: bool = False) -> list[tuple[Micro, ...]]:
+    """Slicings whose first or last few micro-batches, both, or all between are cut otherwise: not at all, into half as many slices,
+    or into twice as many. A pipeline fills and drains by the first and the last ones, for which fine slices are best; between them
+    fewer have less overhead. Without ``every`` only of micro-batches that are all alike."""
+    count = len(slicing)
+    if count == 1 or not (every or all(micro == slicing[0] for micro in slicing)):
         return []
-    joined = tuple(sum(lengths[i:i + 2]) for i in range(0, len(lengths), 2))
-    halves = ((n - n // unit // 2 * unit, n // unit // 2 * unit) for n in lengths)
-    doubled = tuple(n for pair in halves for n in pair if n)
+
+    def parts(n: int) -> tuple[int, ...]:
+        half = n // unit // 2 * unit
+        return (n - half, half) if half else (n,)
+
+    whole = [(b, (sum(lengths),)) for b, lengths in slicing]
+    joined = [(b, tuple(sum(lengths[i:i + 2]) for i in range(0, len(lengths), 2))) for b, lengths in slicing]
+    doubled = [(b, tuple(itertools.chain.from_iterable(map(parts, lengths)))) for b, lengths in slicing]
     few = sorted({n for n in (1, 2, ranks // 2, ranks - 1, ranks, count // 2) if 0 < n < count})
     found = []
     for first, last in [*((n, 0) for n in few), *((0, n) for n in few), *((n, n) for n in few if 2 * n < count)]:
-        same = slicing[:count - first - last]
-        for cut in dict.fromkeys(((sum(lengths),), joined, doubled)):
-            other = (size, cut)
-            found.append((other,) * first + same + (other,) * last)
+        end = count - last
+        for other in (whole, joined, doubled):
+            found.append((*other[:first], *slicing[first:end], *other[end:]))
             if first and last:
-                found.append(slicing[:first] + (other,) * len(same) + slicing[:last])
+                found.append((*slicing[:first], *other[first:end], *slicing[end:]))
     return [s for s in dict.fromkeys(found) if s != slicing]
 
 
