@@ -53,3 +53,28 @@ def test_layers_cut_in_two_are_no_slower_where_many_have_to_move_at_once():
 
     whole, halves = step_s(1), step_s(2)
     assert halves <= whole
+
+
+CUT_FINER = (
+    ([(16, 0.0, 0.0, 0.2633, [(0.0, 0.7109), (0.0, 0.1422), (0.0, 0.4265)]),
+      (4, 1.301, 2.603, 0.1304, [(0.0, 0.9051), (0.3904, 0.543)]),
+      (11, 1.34, 2.68, 0.1033, [(0.0, 1.914), (0.402, 1.148)])], 4, 12, 19.79),
+    ([(16, 2.0, 4.0, 0.373, [(0.0, 1.85), (2.0, 0.37)]), (1, 0.751, 1.5, 0.13, [(0.0, 0.864), (0.751, 0.173), (0.225, 0.518)])],
+     4, 4, 16.1),
+)  # fmt: skip
+"""Layers (count, forward, backward, static bytes, ways to keep them), stages, micro-batches, bytes: the search among the halves
+alone finds plans 0.27 and 1.5 % slower."""
+
+
+@pytest.mark.parametrize(("table", "stages", "micro", "memory"), CUT_FINER)
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_plans_of_groups_are_among_those_of_their_layers(table, stages, micro, memory, parts):
+    def step_s(n):
+        layers = [{"count": count * n, "fwd_s": f / n, "bwd_s": b / n, "static_bytes": static / n, "strategies": [
+            {"extra_bwd_s": extra / n, "activation_bytes": kept / n} for extra, kept in ways]}
+            for count, f, b, static, ways in table]  # fmt: skip
+        found = tp.planners.bmpipe(layers, stages, micro, memory, chunks=2, time_limit_s=None, prove=False)
+        assert max(found.peak_memory_bytes) <= memory * (1 + 1e-12)
+        return found.step_time_s
+
+    assert step_s(parts) <= step_s(1) * (1 + 1e-11)

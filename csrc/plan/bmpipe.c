@@ -208,9 +208,8 @@ solve(tp_bmpipe *p, const tp_bmpipe_layers *layers, const tp_bmpipe_options *opt
 }
 
 tp_status
-tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out)
+tp_bmpipe_plan_alone(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out)
 {
-    int64_t start = tp_clock_ns();
     tp_arena arena;
     tp_bmpipe p = {0};
     rounded r = {*layers, *options, 1.0};
@@ -227,7 +226,17 @@ tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options,
         status = tp_deadline_check_told();
     tp_bmpipe_close(&p);
     tp_arena_close(&arena);
-    out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
+    return status;
+}
+
+tp_status
+tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out)
+{
+    int64_t start_ns = tp_clock_ns();
+    tp_status status = tp_bmpipe_plan_alone(layers, options, out);
+    if (status == TP_OK && options->chunks > 1 && !out->optimal)
+        status = tp_bmpipe_or_groups(layers, options, start_ns, out);
+    out->seconds = (double)(tp_clock_ns() - start_ns) * 1e-9;
     return status;
 }
 

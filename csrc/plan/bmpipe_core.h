@@ -50,6 +50,15 @@ typedef struct {
     int64_t asked;                  /* steps since somebody was asked whether to stop */
 } tp_bmpipe;
 
+/* ---- bmpipe.c, bmpipe_groups.c ------------------------------------------------------------------------------------------- */
+/* The plan of these layers as they are. */
+TP_MUST_USE tp_status
+tp_bmpipe_plan_alone(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out);
+/* *best, which began to be made at start_ns, becomes the fastest plan that keeps layers in groups, found as if these were asked for,
+ * where it is faster. */
+TP_MUST_USE tp_status
+tp_bmpipe_or_groups(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, int64_t start_ns, tp_bmpipe_plan *best);
+
 /* ---- bmpipe_core.c ------------------------------------------------------------------------------------------------------ */
 TP_MUST_USE tp_status
 tp_bmpipe_take(tp_bmpipe *p, size_t count, size_t size, void **out);
