@@ -18,7 +18,7 @@ typedef struct {
 /* FIRST, SECOND: of which half the node is, as TP_HALF_*; *_APART: so is its message; COPIED: with the first half. */
 enum { FIRST = TP_HALF_FIRST, SECOND = TP_HALF_SECOND, IN_REMOTE = 4, OUT_REMOTE = 8, IN_APART = 16, OUT_APART = 32, COPIED = 64,
        GUEST = 128 }; /* SE, SL, or RL where what was loaded is read */
-enum { AHEAD = 16 }; /* nodes between asking for the seconds of one and reading them */
+enum { AHEAD = 48 }; /* nodes between asking for the seconds of one and reading them */
 
 struct tp_sim {
     int64_t count, units;
