@@ -371,6 +371,13 @@ def _thin(array: NDArray[np.float64]) -> list[list[float]]:
     return [[float(x) for x in row] for row in array]
 
 
+def _log_both_ways(found: Found) -> list[str]:
+    """What auto tried for schedule chimera, where there is no joint search."""
+    return [f"schedule {CHIMERA}: asked terapipe alone, which searches two copies of the model",
+            *(f"searched {what}: {human_seconds(seconds)}" for what, seconds in found.compared),
+            f"best: {human_seconds(found.candidate.seconds)} by terapipe"]
+
+
 # ---- the entrance --------------------------------------------------------------------------------------------------------
 
 def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]:
@@ -380,7 +387,8 @@ def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]
         with within(request.time_limit_s), planning(progress if request.planner == "auto" else False) as line:
             if request.planner == "auto" and request.schedules != (CHIMERA,):
                 return plan_jointly(request, line.say)
-            return plan_one(request), []
+            found = plan_one(request)
+            return found, _log_both_ways(found) if request.planner == "auto" else []
     except DeadlineError as error:
         raise DeadlineError(f"{error}; time_limit_s is {request.time_limit_s:g}, and planner {request.planner} had no plan by "
                             "then that fits") from None

@@ -1,4 +1,5 @@
 """tp.compare and `terapipe compare`: one row a planner, errors told, files new, pictures that are pictures."""
+import dataclasses
 import html.parser
 import inspect
 import json
@@ -35,6 +36,14 @@ def test_every_planner_has_a_row_that_is_its_plan(comparison):
     assert comparison["auto"].plan.step_time_s <= steps[0] * (1 + 1e-9)
     with pytest.raises(KeyError):
         comparison["magic"]
+
+
+@pytest.mark.parametrize("name", ["bpipe", "pipedream", "chimera", "zb-v"])
+def test_a_schedule_that_is_given_is_named_in_the_log(name):
+    model = dataclasses.replace(MODEL, tie_weights=False)      # pipedream's
+    text = repr(tp.compare(model, CLUSTER, batch=4, seq_len=32, planners=["auto"], schedule=name, stages=2))
+    lines = [line.removeprefix("auto: ") for line in text.splitlines() if line.startswith("auto: ")]
+    assert lines[-1].startswith("best: ") and any(f"by {name}: " in line or f"schedule {name}: asked" in line for line in lines)
 
 
 def test_it_prints_as_a_table(comparison):

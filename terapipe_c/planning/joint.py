@@ -363,8 +363,10 @@ class _Search:
             self.work += judge.work - before
             looked.append(c)
         left = [c for c in left if c.bound < self.seconds * SLIGHT]
-        names = [name for name in JOINT if any(name in c.names for c in rows)]
-        text = f"{len(rows)} configurations of ranks, replicas and chunks, by {', '.join(names)}: {len(looked)} looked at"
+        known = dict.fromkeys((*JOINT, *self.request.schedules))   # bpipe and pipedream are weighed where they are asked for
+        names = [name for name in known if any(name in c.names for c in rows)]
+        text = (f"{counted(len(rows), 'configuration')} of ranks, replicas and chunks, by {', '.join(names)}: {len(looked)} "
+                "looked at")
         pruned = len(rows) - len(looked) - len(left)
         if pruned:
             text += f", {pruned} left out because their bounds are no better than the best"
