@@ -2,8 +2,9 @@
 
 What the engine runs is :class:`GPTConfig`; here are the models that it cannot run as well. Half precision: 2 bytes an
 activation; 16 bytes a parameter (2 weight, 2 gradient, 12 Adam and master copy). Activation bytes follow Korthikanti et al.
-2022 (arXiv 2205.05198), section 4.1, term by term, without its dropout masks where a model has no dropout. FLOPs are two a
-multiply-add; a backward is two forwards; norms and activation functions count as nothing.
+2022 (arXiv 2205.05198), section 4.1, term by term; where a model has no dropout without its masks, and without what attention's
+dropout makes: the softmax's own output, kept already, multiplies the values. FLOPs are two a multiply-add; a backward is two
+forwards; norms and activation functions count as nothing.
 """
 from __future__ import annotations
 
@@ -228,7 +229,7 @@ def attention(hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bo
     q, kv = heads * head_dim, kv_heads * head_dim
     matrix = hidden * (2 * q + 2 * kv)
     kept = 2 * _HALF * hidden + _HALF * (2 * q + 2 * kv) + (hidden if dropout else 0)   # norm's and qkv's input; q, k, v, out
-    pair = heads * (5 if dropout else 2 * _HALF)
+    pair = heads * (2 * _HALF + 1 if dropout else _HALF)   # what the softmax and its dropout make, and the mask
     into, out = hidden * (q + 2 * kv), q * hidden
     biases = (q + 2 * kv if bias else 0) + (hidden if out_bias else 0)
     return LayerType(name, matrix + biases + norm * hidden, matrix, 4 * q, kept, pair, causal, (

@@ -1,4 +1,6 @@
 """The model zoo against published totals and against counting; the device table; the roofline."""
+import math
+
 import numpy as np
 import pytest
 
@@ -143,6 +145,15 @@ def test_activations_are_those_of_korthikanti():
     mix = zoo.attention(h, a, a, h // a, bias=True, norm=2, dropout=True)
     ffn = zoo.feed_forward(h, 4 * h, gated=False, bias=True, norm=2, dropout=True)
     assert mix.activation_bytes(s, 0, b) + ffn.activation_bytes(s, 0, b) == s * b * h * 34 + 5 * a * s * s * b
+
+
+def test_without_dropout_scores_are_kept_once():
+    # What autograd saves of such a layer in bf16: norm's input and output, q, k, v, softmax, what the projection reads.
+    s, b, h, a = 16, 3, 64, 4
+    saved = [(b, s, h)] * 6 + [(b, a, s, s)]
+    mix = zoo.attention(h, a, a, h // a, bias=True, norm=2)
+    assert mix.activation_bytes(s, 0, b) == 2 * sum(math.prod(shape) for shape in saved)
+    assert sum(part.pair_bytes for part in mix.tensors) == mix.pair_bytes == 2 * a
 
 
 @pytest.mark.parametrize("name", zoo.names())
