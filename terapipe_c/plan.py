@@ -420,9 +420,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             used where there is no time limit. ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced by the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
-            messages included). "uniform": layers divided evenly. The others choose stages (and recompute and swap) as
-            their papers do, for whole sequences: "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary",
-            "bmpipe", "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak".
+            messages included). "uniform": layers divided evenly, as Megatron does, on all devices where ``stages`` does not name
+            fewer, be these faster or not. The others choose stages (and recompute and swap) as their papers do, for whole
+            sequences: "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe", "pipedream", "dapple",
+            "piper", "vpipe", "adapipe", "merak".
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "looped-bfs" (the same breadth
             first, for any number of micro-batches: a long sequence in slices), "sliced-1f1b" (AutoPipe's: whole
             sequences, the first forwards in halves along the batch), "bpipe" (1f1b whose first ranks keep activations in the
@@ -438,7 +439,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             chimera no more than what a planner gives by their names, and of chimera only where its plan need not be
             ``executable``: ``launch(..., reproducible=False)`` runs it).
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ... (where the model has fewer
-            blocks, of as many as these, a half, ..., too).
+            blocks, of as many as these, a half, ..., too); of planner uniform the first of these that its schedule allows.
         data_parallel: replicas, each with an equal share of the batch; they add their gradients once a step (``judge.Replicas``
             has the formula). None: 1; but the auto planner considers others where neither ``stages``
             nor ``slicing`` is given and the cluster is not this machine. ``launch(..., reproducible=False)`` runs them, on the
