@@ -154,8 +154,9 @@ class CostModel:
             compute, move, fixed = flops_row / peak, row_bytes / bandwidth, weight_bytes / bandwidth
             turn = fixed / (compute - move) if compute > move and fixed > 0 else 1.0
             points = (0.0, turn, 2 * turn)
-            seconds = tuple(max(compute * r, fixed + move * r) for r in points)
             pair = pair_flops / peak
+            # A query's pair with itself: of S tokens S (S + 1) / 2 pairs are counted, and a Curve has S^2 / 2.
+            seconds = tuple(max(compute * r, fixed + move * r) + pair * r / 2 for r in points)
             return Curve(points, seconds, pair, 0.0, 0.0, 2 * E * 4 / bandwidth if pair_flops else 0.0, pair)
 
         square = 4 * E * E                                     # bytes of an [E, E] matrix

@@ -290,6 +290,20 @@ def test_analytic_costs_are_a_roofline():
     assert costs.latency_s == 3e-6 and costs.byte_s == pytest.approx(1e-10)
 
 
+def test_analytic_costs_of_a_device_that_only_computes_are_its_flops():
+    batch, lengths = 3, [1, 20, 43]
+    cluster = Cluster(num_devices=1, peak_flops=1e9, memory_bandwidth_Bps=1e30)
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=50, block_size=64)
+    costs = CostModel.analytic(model, cluster)
+    times = costs.durations(partition=[(0, model.num_blocks)], slicing=[(batch, lengths)], model=model)
+    flops = {phase: (float(times[phase].sum()) - len(lengths) * costs.overhead_s) * 1e9 for phase in PHASES}
+    pairs = sum(1 for query in range(sum(lengths)) for _key in range(query + 1))
+    forward = 2 * 64 * (2 * 12 * 32 * 32 + 50 * 32) * batch                      # two layers' matrices, the head
+    attention = 4 * 32 * pairs * 2 * batch
+    assert flops["F"] == pytest.approx(forward + attention, rel=1e-9)
+    assert flops["I"] + flops["W"] == pytest.approx(2 * forward + 2.5 * attention, rel=1e-9)   # the scores again, too
+
+
 def test_the_head_does_a_third_of_its_work_in_forward():
     wide = GPTConfig(n_layer=1, n_head=16, n_embd=1024, vocab_size=50257, block_size=2048)
     costs = CostModel.analytic(wide, CLUSTER)
