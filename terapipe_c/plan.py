@@ -466,9 +466,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             on this machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
         time_limit_s: seconds after which planning stops with the best plan so far, plus about the time to build and judge one plan.
             auto makes one plan at once, whatever the limit, shares the time between what it tries, and says in the log what was
-            stopped or left out (it may then be slower than a planner by name); a single planner without a plan by then raises
-            DeadlineError. None, or a limit that stops nothing: work is counted instead of time, so that the same request gives the
-            same plan everywhere.
+            stopped or left out (it may then be slower than a planner by name); DeadlineError where nothing that fits was found by
+            then: by a single planner, or by auto where that first plan does not fit. None, or a limit that stops nothing: work is
+            counted instead of time, so that the same request gives the same plan everywhere.
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
