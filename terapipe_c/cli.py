@@ -163,6 +163,7 @@ def _cluster(args: argparse.Namespace) -> Any:
     if args.devices is None:
         if given or args.device:
             name = next(iter(given), "device").replace("_", "-")
+            name = "device-memory-bytes" if name == "memory-bytes" else name  # --memory-bytes is another one, which needs none
             raise ValueError(f"--{name} describes a cluster: give --devices too")
         if args.swap_folder is None:
             return tp.Cluster.local()

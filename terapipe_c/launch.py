@@ -259,11 +259,16 @@ class Run(Outcome):
         return self
 
     def __exit__(self, kind: object, error: object, where: object) -> None:
-        if kind is not None:
-            self._interrupt("the launcher left its with block by an exception")
-            self._watcher.join()
-        else:
-            self.wait()
+        try:
+            if kind is None:
+                self.wait()
+        except BaseException:   # of a signal's handler (an alarm's, pytest-timeout's), too: nobody has the run any more
+            kind = BaseException
+            raise
+        finally:
+            if kind is not None:
+                self._interrupt("the launcher left its with block by an exception")
+                self._watcher.join()
 
     def __repr__(self) -> str:
         ended = "interrupted" if self._interrupted and isinstance(self._error, _core.AbortedError) else "failed"

@@ -152,6 +152,7 @@ def test_a_slicing_is_read_as_a_plan_prints_it(slicing):
         (["view", "x.json"], "x.json"),
         (["train", "--out", "runs/x"], "--data and --steps"),
         (["plan", "--peak-flops", "1e12"], "give --devices too"),
+        (["plan", "--device-memory-bytes", "1e9"], "--device-memory-bytes describes a cluster: give --devices too"),
         (["view", "/nowhere/plan.json", "--svg", "t.svg"], "/nowhere/plan.json"),
         (["sweep", "--out", "s.jsonl"], "grid is empty"),
         (["sweep", "--out", "s.jsonl", "--grid", "colour=red"], "no option 'colour'"),

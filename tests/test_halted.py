@@ -189,6 +189,26 @@ def test_a_ctrl_c_is_not_lost_after_a_handler_that_raised():
         run.wait()
 
 
+def test_a_handler_that_raises_where_a_with_block_waits_for_its_run_ends_it():
+    class Alarm(Exception):
+        pass
+
+    def ring(*_):
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(Alarm), start(10**7, processes=False) as run:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    left, listed = run.running, tp.runs()
+    run.stop()                  # or it would go on for ever where the test fails
+    assert not left and listed == []
+    with pytest.raises(AbortedError, match="with block"):
+        run.wait()
+
+
 def test_what_fails_in_a_checkpoint_is_told_and_not_what_followed(tmp_path, monkeypatch):
     """Rank 0 takes the folder of what it could not write away, in which the others were about to write."""
     write, abort = checkpoint.write_tensors, checkpoint.CheckpointWriter.abort
