@@ -288,13 +288,19 @@ class Run(Outcome):
         try:
             if main:
                 self._locking = True    # a KeyboardInterrupt raised in here could leave the lock held for ever
-            with self._changed:
-                while len(self._history) == seen and not self._over:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        break
-                    self._changed.wait(left)
-                fresh, last, over = self._history[seen:], self._history[-1:], self._over
+            self._changed.acquire()         # no with block: where a signal's handler raises as it ends, the lock stays held
+            while len(self._history) == seen and not self._over:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            fresh, last, over = self._history[seen:], self._history[-1:], self._over
+            self._changed.release()
+        except BaseException:
+            with suppress(RuntimeError):    # it is not ours, or not any more
+                while True:
+                    self._changed.release()
+            raise
         finally:
             if main:
                 self._locking = False

@@ -209,6 +209,44 @@ def test_a_handler_that_raises_where_a_with_block_waits_for_its_run_ends_it():
         run.wait()
 
 
+@pytest.mark.parametrize("where", ["release", "_acquire_restore"])
+def test_a_handler_that_raises_where_a_lock_changes_hands_holds_no_run_up(where):
+    class Alarm(Exception):
+        pass
+
+    class Struck:
+        """A run's lock, at one of whose methods a signal's handler raises once, in the main thread, before it has done anything."""
+
+        def __init__(self, lock):
+            self.lock, self.struck = lock, False
+
+        def __getattr__(self, name):
+            if name == where and threading.current_thread() is threading.main_thread():
+                return self.strike
+            return getattr(self.lock, name)
+
+        def strike(self, *arguments):
+            if not self.struck:
+                self.struck = True
+                raise Alarm
+            return getattr(self.lock, where)(*arguments)
+
+        def __exit__(self, *error):
+            self.release()
+
+    run = start(10**7, processes=False)
+    with run._changed:
+        run._changed = threading.Condition(Struck(run._changed._lock))
+    with pytest.raises(Alarm):
+        run.wait(0.5)
+    before, limit = len(run.history), time.monotonic() + 5
+    while len(run.history) == before and time.monotonic() < limit:
+        time.sleep(0.01)
+    heard = len(run.history) > before       # or its watcher waits for a lock that the main thread has, and ends nobody
+    run.stop()
+    assert heard
+
+
 def test_what_fails_in_a_checkpoint_is_told_and_not_what_followed(tmp_path, monkeypatch):
     """Rank 0 takes the folder of what it could not write away, in which the others were about to write."""
     write, abort = checkpoint.write_tensors, checkpoint.CheckpointWriter.abort
