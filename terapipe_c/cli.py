@@ -395,6 +395,8 @@ def _resume(args: argparse.Namespace) -> int:
     if args.init:
         raise ValueError(f"--init is {args.init}: a resume goes on from the run's own checkpoint, so none would be right")
     options = {name: value for name, value in kept.items() if name in known} | _launch_options(args)
+    if args.plan is None and not (folder / "plan.json").exists():
+        raise ValueError(f"{folder} has no plan.json: a run's folder (its --out), or --plan too, would be right")
     plan = tp.Plan.load(args.plan or str(folder / "plan.json"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of options that are not the checkpoint's: only flags change them here

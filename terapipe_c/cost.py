@@ -113,8 +113,9 @@ class CostModel:
         self.head_pass = None if head_pass is None else _head_pass(head_pass)
         self.model, self.seq_len = model, None if seq_len is None else whole("seq_len", seq_len)
         self.micro_batch = whole("micro_batch", micro_batch)
-        self.fit_error = float(fit_error)
-        self.fit_errors = {k: (float(m), float(w)) for k, (m, w) in (fit_errors or {}).items()}
+        self.fit_error = math.nan if fit_error != fit_error else real("fit_error", fit_error, zero=True)
+        self.fit_errors = {k: (real(f"fit_errors of {k}", m, zero=True), real(f"fit_errors of {k}", w, zero=True))
+                           for k, (m, w) in (fit_errors or {}).items()}
         where = choose(backend, dtype)
         self.backend, self.dtype, self.device = where.name, where.dtype, str(device)
         self.tables.flags.writeable = False

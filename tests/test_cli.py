@@ -467,6 +467,8 @@ def test_train_resume_view(capsys, tmp_path):
     assert code == 2 and "none would be right" in err
     code, out, err = run(capsys, "resume", out_folder, "--steps", "7", "--lr", "1e-3", "--quiet")
     assert code == 0 and "Warning" not in err, err
+    code, out, err = run(capsys, "resume", f"{out_folder}/checkpoints", "--steps", "9", "--data", data)
+    assert code == 2 and "checkpoints has no plan.json: a run's folder" in err
     code, out, err = run(capsys, "resume", out_folder, "--steps", "5", "--quiet")
     assert code == 0 and "nothing to do: 7 steps are done in the newest checkpoint" in err
     code, _, err = run(capsys, "view", out_folder, "--html", tmp_path / "t.html")

@@ -74,6 +74,8 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
         (("curves", "ffn.I", "scale"), -0.25, "curve ffn.I: scale of -0.25"),
         (("curves", "head.F", "seconds"), [0.0, -2.0], "curve head.F: seconds of -2"),
         (("curves", "head.F", "pair_s"), -1.0, "curve head.F: pair_s of -1"),
+        (("fit_errors", "head.F"), [0.1, -math.inf], "fit_errors of head.F is -inf"),
+        (("fit_error",), -0.5, "fit_error is -0.5"),
     ],
 )
 def test_a_file_is_asked_what_its_makers_were_asked(tmp_path, place, value, words) -> None:
