@@ -107,6 +107,7 @@ judge(tp_bmpipe *p, tp_bmpipe_plan *plan)
 /* ---- times independent of their unit ------------------------------------------------------------------------------------- */
 
 enum { BITS = 40 }; /* of a rounded time */
+static const double CLOSE = 1e-7; /* a plan so near its bound is not looked for again in groups of layers */
 static const double ROUNDED = 0x1p-40; /* twice the largest relative change of a time, and so of a makespan, by rounding */
 
 typedef struct {
@@ -234,7 +235,7 @@ tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options,
 {
     int64_t start_ns = tp_clock_ns();
     tp_status status = tp_bmpipe_plan_alone(layers, options, out);
-    if (status == TP_OK && options->chunks > 1 && !out->optimal)
+    if (status == TP_OK && options->chunks > 1 && out->lower_bound_s < out->step_time_s * (1.0 - CLOSE))
         status = tp_bmpipe_or_groups(layers, options, start_ns, out);
     out->seconds = (double)(tp_clock_ns() - start_ns) * 1e-9;
     return status;

@@ -56,6 +56,9 @@ or_apart(const tp_bmpipe_layers *l, const tp_bmpipe_options *o, int size, tp_bmp
     size_t cells = (size_t)l->types * (size_t)l->strategies * (size_t)o->chunks * (size_t)o->stages;
     for (size_t i = 0; i < cells; i++)
         groups->assignment[i] *= size;
+    best->evaluations += groups->evaluations;
+    best->simulations += groups->simulations;
+    best->nodes += groups->nodes;
     tp_status status = tp_bmpipe_judge(l, o, groups->assignment, &plan);
     for (int x = 0; x < o->stages && status == TP_OK; x++)
         peak = plan.peak_bytes[x] > peak ? plan.peak_bytes[x] : peak;
