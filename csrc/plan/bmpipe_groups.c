@@ -1,7 +1,8 @@
 /* Plans of several chunks whose layers stay together in groups of equal ones. A search that ends before its proof may find less among
  * many layers than among few large ones; asking for these, too, makes a plan no slower where its layers are cut finer. */
-#include "csrc/base/clock.h"
 #include "csrc/plan/bmpipe_core.h"
+
+#include "csrc/base/clock.h"
 
 /* Do all types fall into whole groups, and has each virtual stage one? */
 static int
