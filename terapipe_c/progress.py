@@ -52,6 +52,8 @@ class Progress:
 
     def show(self, history: Sequence[Any], over: bool) -> None:
         """history: the records so far. over: there will be no more."""
+        if self.silent:     # by the main thread, too: a signal's handler that raises as it has the lock would leave it held
+            return
         if not self._lock.acquire(timeout=LAST_S if over else 0):
             return                              # another thread is at it, perhaps on a terminal that halts
         try:

@@ -78,3 +78,11 @@ def test_plans_of_groups_are_among_those_of_their_layers(table, stages, micro, m
         return found.step_time_s
 
     assert step_s(parts) <= step_s(1) * (1 + 1e-11)
+
+
+def test_groups_whose_times_are_beyond_what_is_taken_are_left_out():
+    layers = [{"count": count, "fwd_s": f, "bwd_s": f, "static_bytes": 1.0,
+               "strategies": [{"extra_bwd_s": 0.0, "activation_bytes": 1.0}]}
+              for count, f in ((12, 6.3e99), (6, 2e99))]  # fmt: skip
+    found = tp.planners.bmpipe(layers, 4, 8, 1e9, chunks=2, time_limit_s=None, prove=False)
+    assert 0.0 < found.step_time_s < 1e103

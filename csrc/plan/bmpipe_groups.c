@@ -97,7 +97,7 @@ tp_bmpipe_or_groups(const tp_bmpipe_layers *layers, const tp_bmpipe_options *opt
             status = tp_bmpipe_plan_alone(&grouped, &o, &groups);
         if (status == TP_OK)
             status = or_apart(layers, options, size, &groups, best);
-        else if (status == TP_EINFEASIBLE) /* the time ended before a plan was found */
+        else if (status == TP_EINFEASIBLE || status == TP_EVALUE) /* no plan in time; groups whose numbers are too large */
             status = TP_OK;
         tp_bmpipe_plan_free(&groups);
         tp_arena_close(&arena);

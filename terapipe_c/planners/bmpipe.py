@@ -186,9 +186,9 @@ def bmpipe(
     whose limits were half a percent to 3 % apart 2 of 107 were, by up to 0.03 %, and without ``prove`` 13 of 210, by up to 1.2 %;
     of 72 such steps of three bad instances with four chunks 5 were, by up to 0.3 %, and without ``prove`` 10, by up to 5 % (all
     before the search moved many layers at once; since then 0 of 69 and, without ``prove``, 0 of 174 of other requests were).
-    Layers cut finer, each into as many equal ones, make no plan slower by more than 1e-7 of it, unless time_limit_s ends the
-    search: where a plan is further above its bound, those that keep equal layers in groups of any size are looked for, too, as if
-    such layers had been asked for.
+    Layers cut finer, each into as many equal ones, make no plan slower by more than 1e-7 of it, unless a limit ends the search:
+    where one of several chunks is further above its bound, those that keep equal layers in groups are looked for, too, as if such
+    layers had been asked for, with as much effort for each number that divides all counts (twice 480 layers: 10 s without limit).
     ``tp.plan`` asks for less memory, too, and keeps the fastest.
 
     Multiplying all times by a factor multiplies step and bound by it: with several chunks times are planned in units of the
