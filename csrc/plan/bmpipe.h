@@ -64,10 +64,10 @@ tp_bmpipe_check(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options
 /* The plan of least makespan: proven optimal for one chunk (branch and bound); for more an anytime search, then branch and
  * bound as far as the effort goes: optimal where it ends, else with a proven bound.
  * Deterministic unless the time limit ends it, and the same whatever all times are multiplied by. No slower than options->start,
- * nor than without it, nor, with several chunks and more than 1e-7 above its bound, than the plan of any equal groups of its layers,
- * found as if such layers had been asked for, each size with the whole effort; unless the time limit ends the search. End *out with tp_bmpipe_plan_free, also after an error. EVALUE as
- * check, or as judge for a start that is no plan, EINFEASIBLE naming the stage and the bytes that are missing with the
- * fewest bytes kept, EMEMORY. */
+ * nor than without it, nor, with several chunks and more than 1e-7 above its bound, than the plan of any equal groups of its
+ * layers, found as if such layers had been asked for, each size with the whole effort; unless the time limit ends the search. End
+ * *out with tp_bmpipe_plan_free, also after an error. EVALUE as check, or as judge for a start that is no plan, EINFEASIBLE naming
+ * the stage and the bytes that are missing with the fewest bytes kept, EMEMORY. */
 TP_MUST_USE tp_status
 tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out);
 void

@@ -54,8 +54,8 @@ typedef struct {
 /* The plan of these layers as they are. */
 TP_MUST_USE tp_status
 tp_bmpipe_plan_alone(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out);
-/* *best, which began to be made at start_ns, becomes the fastest plan that keeps layers in groups, found as if these were asked for,
- * where it is faster. */
+/* *best, which began to be made at start_ns, becomes the fastest plan that keeps layers in groups, found as if these were asked
+ * for, where it is faster. */
 TP_MUST_USE tp_status
 tp_bmpipe_or_groups(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, int64_t start_ns, tp_bmpipe_plan *best);
 

@@ -1,5 +1,5 @@
-/* Plans of several chunks whose layers stay together in groups of equal ones. A search that ends before its proof may find less among
- * many layers than among few large ones; asking for these, too, makes a plan no slower where its layers are cut finer. */
+/* Plans of several chunks whose layers stay together in groups of equal ones. A search that ends before its proof may find less
+ * among many layers than among few large ones; asking for these, too, makes a plan no slower where its layers are cut finer. */
 #include "csrc/plan/bmpipe_core.h"
 
 #include "csrc/base/clock.h"
@@ -89,8 +89,11 @@ tp_bmpipe_or_groups(const tp_bmpipe_layers *layers, const tp_bmpipe_options *opt
         tp_arena arena;
         if (!groups_fit(layers, o.chunks * o.stages, size))
             continue;
-        if (options->time_limit_s > 0.0 && (o.time_limit_s = options->time_limit_s - (double)(tp_clock_ns() - start_ns) * 1e-9) <= 0.0)
-            break;
+        if (options->time_limit_s > 0.0) {
+            o.time_limit_s = options->time_limit_s - (double)(tp_clock_ns() - start_ns) * 1e-9;
+            if (o.time_limit_s <= 0.0)
+                break;
+        }
         TP_TRY(tp_arena_open(&arena));
         status = group_layers(layers, size, &arena, &grouped);
         if (status == TP_OK)
