@@ -204,6 +204,20 @@ def test_ctrl_c_while_a_bars_thread_starts_leaves_it_not_waiting(monkeypatch):
     assert not threads[0].is_alive()
 
 
+def test_where_nothing_is_shown_no_lock_is_taken():
+    """The main thread itself is told there: a signal's handler that raised as it had the lock left it held, and a stop waited."""
+    class Untouched:
+        def __getattr__(self, name):
+            raise AssertionError(f"lock.{name}")
+
+    silent, closed = progress.Progress(False, 0, 4), progress.Progress(True, 0, 4)
+    closed.show([], True)
+    for shown in (silent, closed):
+        shown._lock = Untouched()
+        shown.show([], False)
+        shown.show([], True)
+
+
 def test_progress_is_a_bool():
     with pytest.raises(tp.InvalidValueError, match="progress is 'yes'"):
         tp.plan(tp.GPTConfig.preset("gpt2-124m"), tp.Cluster.local(), 2, 16, progress="yes")
