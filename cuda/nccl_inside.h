@@ -34,8 +34,7 @@ typedef struct {
     tp_stream stream;
     int peer, other; /* the peer's rank in the run, and in `comm` */
     int sends, up, keeps;
-    void *slot[TP_NCCL_MOST_SLOTS], *handle[TP_NCCL_MOST_SLOTS]; /* buffers, their registrations; guests: for the greeting only */
-    int from_nccl[TP_NCCL_MOST_SLOTS]; /* the slot's memory is ncclMemAlloc's; 0: plain device memory */
+    void *slot[TP_NCCL_MOST_SLOTS], *handle; /* parts of nccl_comm.memory, their registration; guests: [0], for the greeting only */
     tp_cuda_event filled[TP_NCCL_MOST_SLOTS], freed[TP_NCCL_MOST_SLOTS];
     tp_cuda_event ready, done[NCCL_GUESTS]; /* for guests */
     size_t bytes[TP_COMM_POSTED];   /* of the receives posted */
@@ -68,6 +67,9 @@ typedef struct {
     int lines, classes;
     int copies, ring; /* copies of the model in a replica; ranks of a replica */
     int slots; /* of a channel, at this end */
+    void *memory; /* of all channels' slots, slot_bytes apart */
+    size_t slot_bytes;
+    int slots_taken, from_nccl; /* given to channels; the memory is ncclMemAlloc's; 0: plain device memory */
     int max_ctas, channels, aborted, ending, watching;
     char plain[256]; /* the first reason why a slot is no memory that NCCL reads and writes by itself; "": all slots are */
     nc_comm world, fresh; /* fresh: where a split writes its communicator when it ends, which may be after we have given up */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SLOT_ALIGN 4096 /* NCCL registers whole pages (register.cc): of none two channels' slots */
+
 /* Lines that share no rank are made at the same time: put a line in the first class in which neither of its ranks is. */
 static tp_status
 put_in_class(nccl_comm *c, uint32_t *taken, nccl_line *line)
@@ -95,62 +97,60 @@ introduce(nccl_comm *c, nc_id *id)
     return status;
 }
 
-/* Keep why a slot is plain memory, where messages are only slower, for tp_comm_ops.caveat. */
+/* Keep why slots are plain memory, where messages are only slower, for tp_comm_ops.caveat. */
 static void
-keep_reason(nccl_comm *c, const nccl_channel *ch, const char *what, const char *why)
+keep_reason(nccl_comm *c, const char *what, const char *why)
 {
     if (*c->plain == 0)
-        snprintf(c->plain, sizeof c->plain, "messages with rank %d go through buffers that NCCL copies from and to (%s: %s)",
-                 ch->peer, what, why);
+        snprintf(c->plain, sizeof c->plain, "messages go through buffers that NCCL copies from and to (%s: %s)", what, why);
 }
 
+/* Allocate the slots of all channels at once: ncclMemAlloc gives a multiple of 2 MiB, and where GPUs have a switch, in versions
+ * before 2.29 (allocator.cc; 2.19: init.cc), of the multicast granularity that CUDA recommends, up to 512 MiB. Memory that NCCL can
+ * read and write by itself if possible, else plain device memory. */
 static tp_status
-take_slot(nccl_comm *c, nccl_channel *ch, int i)
+open_memory(nccl_comm *c)
 {
     const tp_nccl *nccl = c->nccl;
+    int own = 0;
+    for (int i = 0; i < c->lines; i++)
+        own += !c->line[i].keeps && (c->line[i].from == c->base.comm.rank || c->line[i].to == c->base.comm.rank);
+    c->slot_bytes = (c->base.message_bytes + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
+    size_t bytes = 2 * (size_t)own * (size_t)c->slots * c->slot_bytes;
+    if (bytes == 0)
+        return TP_OK;
     if (nccl->mem_alloc != NULL && nccl->mem_free != NULL) {
-        int result = nccl->mem_alloc(&ch->slot[i], c->base.message_bytes);
-        ch->from_nccl[i] = result == NC_SUCCESS && ch->slot[i] != NULL;
-        if (ch->from_nccl[i])
+        int result = nccl->mem_alloc(&c->memory, bytes);
+        c->from_nccl = result == NC_SUCCESS && c->memory != NULL;
+        if (c->from_nccl)
             return TP_OK;
-        keep_reason(c, ch, "ncclMemAlloc", result == NC_SUCCESS ? "it gave nothing" : nccl->error_string(result));
-        ch->slot[i] = NULL;
+        keep_reason(c, "ncclMemAlloc", result == NC_SUCCESS ? "it gave nothing" : nccl->error_string(result));
+        c->memory = NULL;
     } else {
-        keep_reason(c, ch, "ncclMemAlloc", "not in this NCCL");
+        keep_reason(c, "ncclMemAlloc", "not in this NCCL");
     }
-    return tp_cuda_alloc(c->base.device, c->base.message_bytes, "a buffer for messages", &ch->slot[i]);
+    return tp_cuda_alloc(c->base.device, bytes, "the buffers for messages", &c->memory);
 }
 
 /* ncclCommRegister leaves the communicator as it was where it refuses (NCCL 2.28, register.cc), and gives no handle where it is
  * switched off (NCCL_LOCAL_REGISTER=0). A communicator that is broken shows at its next call. */
 static void
-register_slot(nccl_comm *c, nccl_channel *ch, int i)
+register_slots(nccl_comm *c, nccl_channel *ch)
 {
     const tp_nccl *nccl = c->nccl;
     if (nccl->register_buffer == NULL || nccl->deregister_buffer == NULL) {
-        keep_reason(c, ch, "ncclCommRegister", "not in this NCCL");
+        keep_reason(c, "ncclCommRegister", "not in this NCCL");
         return;
     }
     pthread_mutex_lock(&c->lock);
-    int result =
-        c->aborted ? NC_SUCCESS : nccl->register_buffer(ch->comm, ch->slot[i], c->base.message_bytes, &ch->handle[i]);
+    int result = c->aborted ? NC_SUCCESS
+                            : nccl->register_buffer(ch->comm, ch->slot[0], (size_t)c->slots * c->slot_bytes, &ch->handle);
     pthread_mutex_unlock(&c->lock);
     if (result != NC_SUCCESS && result != NC_IN_PROGRESS)
-        ch->handle[i] = NULL;
-    if (ch->handle[i] == NULL && result != NC_IN_PROGRESS)
-        keep_reason(c, ch, "ncclCommRegister", result == NC_SUCCESS ? "it is switched off (NCCL_LOCAL_REGISTER)"
-                                                                    : nccl->error_string(result));
-}
-
-/* Allocate a slot: memory that NCCL can read and write by itself if possible, else plain device memory. */
-static tp_status
-open_slot(nccl_comm *c, nccl_channel *ch, int i)
-{
-    TP_TRY(take_slot(c, ch, i));
-    register_slot(c, ch, i);
-    TP_TRY(tp_nccl_finish(c, NC_SUCCESS, ch->comm, ch->peer, "ncclCommRegister"));
-    TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->filled[i]));
-    return tp_cuda_event_create(c->base.device, 0, &ch->freed[i]);
+        ch->handle = NULL;
+    if (ch->handle == NULL && result != NC_IN_PROGRESS)
+        keep_reason(c, "ncclCommRegister", result == NC_SUCCESS ? "it is switched off (NCCL_LOCAL_REGISTER)"
+                                                                : nccl->error_string(result));
 }
 
 /* With the lock held: exchange a byte with that rank of the communicator, which connects the two. */
@@ -167,7 +167,7 @@ greet_pair(nccl_comm *c, nccl_channel *ch)
 {
     int result = c->nccl->group_start();
     if (result == NC_SUCCESS)
-        result = say_hello(c, ch->comm, ch->stream, ch->other, ch->slot[0], ch->slot[1]);
+        result = say_hello(c, ch->comm, ch->stream, ch->other, ch->slot[0], (char *)ch->slot[0] + 1);
     int ended = c->nccl->group_end();
     return result != NC_SUCCESS ? result : ended;
 }
@@ -197,8 +197,7 @@ join(nccl_comm *c, tp_stream stream)
 static tp_status
 open_guests(nccl_comm *c, nccl_channel *ch)
 {
-    for (int i = 0; i < c->slots; i++)
-        TP_TRY(tp_cuda_alloc(c->base.device, 1, "messages that connect ranks", &ch->slot[i]));
+    TP_TRY(tp_cuda_alloc(c->base.device, 2, "messages that connect ranks", &ch->slot[0]));
     TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->ready));
     for (int i = 0; i < NCCL_GUESTS; i++)
         TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->done[i]));
@@ -208,9 +207,13 @@ open_guests(nccl_comm *c, nccl_channel *ch)
 static tp_status
 open_slots(nccl_comm *c, nccl_channel *ch)
 {
-    for (int i = 0; i < c->slots; i++)
-        TP_TRY(open_slot(c, ch, i));
-    return TP_OK;
+    for (int i = 0; i < c->slots; i++) {
+        ch->slot[i] = (char *)c->memory + (size_t)c->slots_taken++ * c->slot_bytes;
+        TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->filled[i]));
+        TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->freed[i]));
+    }
+    register_slots(c, ch);
+    return tp_nccl_finish(c, NC_SUCCESS, ch->comm, ch->peer, "ncclCommRegister");
 }
 
 /* This rank's line of the class; -1: it has none. */
@@ -306,6 +309,7 @@ tp_nccl_meet(nccl_comm *c)
     TP_TRY(tp_cuda_bind(c->base.device));
     TP_TRY(introduce(c, &id));
     TP_TRY(open_events(c));
+    TP_TRY(open_memory(c));
     int result = c->nccl->init(&c->world, c->base.comm.ranks, id, c->base.comm.rank, &config);
     TP_TRY(tp_nccl_finish(c, result, c->world, NCCL_EVERYBODY, "ncclCommInitRankConfig"));
     for (int class = 0; class < c->classes; class++)
@@ -331,12 +335,20 @@ close_channel(nccl_comm *c, nccl_channel *ch)
     tp_cuda_event_destroy(c->base.device, ch->ready);
     if (ch->comm != NULL)
         c->nccl->destroy(ch->comm);
-    for (int i = 0; i < c->slots; i++)
-        if (ch->slot[i] != NULL && ch->from_nccl[i])
-            c->nccl->mem_free(ch->slot[i]);
-        else if (ch->slot[i] != NULL)
-            tp_cuda_free(c->base.device, ch->slot[i]);
+    if (ch->keeps)
+        tp_cuda_free(c->base.device, ch->slot[0]);
     tp_cuda_stream_destroy(c->base.device, ch->stream);
+}
+
+static void
+close_memory(nccl_comm *c)
+{
+    if (c->from_nccl)
+        c->nccl->mem_free(c->memory);
+    else
+        tp_cuda_free(c->base.device, c->memory);
+    c->memory = NULL;
+    c->from_nccl = c->slots_taken = 0;
 }
 
 static void
@@ -375,9 +387,8 @@ tp_nccl_part(tp_cuda_comm *base)
     c->watching = 0;
     for (int i = 0; i < c->channels && !c->aborted; i++) {
         nccl_channel *ch = &c->channel[i];
-        for (int k = 0; k < c->slots; k++)
-            if (ch->handle[k] != NULL)
-                c->nccl->deregister_buffer(ch->comm, ch->handle[k]);
+        if (ch->handle != NULL)
+            c->nccl->deregister_buffer(ch->comm, ch->handle);
         finalize(c, ch->comm, ch->peer);
     }
     finalize(c, c->twins.comm, NCCL_EVERYBODY);
@@ -387,6 +398,7 @@ tp_nccl_part(tp_cuda_comm *base)
     for (int i = 0; i < c->channels; i++)
         close_channel(c, &c->channel[i]);
     c->channels = 0;
+    close_memory(c);
     tp_cuda_hold(c->base.device, 0);
     close_twins(c);
     finalize(c, c->world, NCCL_EVERYBODY);

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _core, cuda
+from .backend import choose
 from .job import copies_of, hosts_of
 from .slots import LEAST, needed
 
@@ -17,9 +18,9 @@ KINDS = ("nccl", "host")
 ATTENTION_KERNELS = ("mma", "wgmma")
 
 
-def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]]) -> int:
-    """The largest message of a plan, in float32."""
-    return 4 * n_embd * max(batch * max(lengths) for batch, lengths in slicing)
+def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]], dtype: str = "float32") -> int:
+    """The largest message of a plan: activations or their gradients, of the type of the activations."""
+    return (2 if dtype == "bf16" else 4) * n_embd * max(batch * max(lengths) for batch, lengths in slicing)
 
 
 def lines(ranks: int, replicas: int = 1, copies: int = 1, hosts: Iterable[tuple[int, int]] = ()) -> bytearray:
@@ -78,7 +79,7 @@ def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Com
         wanted = "nccl" if alone and cuda.load().__name__ != "_cuda_emu" else "host"
     if wanted != "nccl":
         return control
-    largest = message_bytes(plan.model.n_embd, plan.slicing)
+    largest = message_bytes(plan.model.n_embd, plan.slicing, choose("cuda", job.get("dtype")).dtype)
     return nccl(control, largest, replicas=plan.data_parallel, copies=copies_of(plan), hosts=hosts_of(plan),
                 slots=needed(plan.program))
 

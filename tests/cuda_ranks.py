@@ -99,7 +99,7 @@ class World:
     def comm(self, rank: int) -> Any:
         from terapipe_c import device_comm, slots
 
-        case, largest = self.case, device_comm.message_bytes(WIDTH, self.cuts)
+        case, largest = self.case, device_comm.message_bytes(WIDTH, self.cuts, self.case.dtype)
         if case.mode == "nccl":
             return device_comm.nccl(self.controls[rank], largest, replicas=case.replicas, copies=self.copies,
                                     hosts=() if case.deaf else self.pairs, slots=slots.needed(self.program))
@@ -175,7 +175,7 @@ def train(case: Case) -> dict[str, Any]:
         thread.join()
     products = [ctypes.c_int64() for _ in range(3)]
     backend.tp_emu_cublaslt_calls(*map(ctypes.byref, products))
-    counts = {name: library.fake_nccl_count(i) for i, name in enumerate(("calls", "aborts", "misuses", "held"))}
+    counts = {name: library.fake_nccl_count(i) for i, name in enumerate(("calls", "aborts", "misuses", "held", "buffers"))}
     return {"told": [told[rank] for rank in range(world.all_ranks)], "first": world.region.aborted(), "ranks": case.ranks,
             "stages": len(world.partition), "guests": world.program.counts.get("SE", 0),
             "aim": products[2].value, "lacks": tp.cuda.load().libraries()["NCCL"][3], **counts}

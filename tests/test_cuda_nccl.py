@@ -17,6 +17,7 @@ from cuda_ranks import ROOT, compile_fake, emulated, launched, trained
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.cuda import QUEUES_VARIABLE as QUEUES
+from terapipe_c.device_comm import message_bytes
 from terapipe_c.slots import needed
 
 MODES = ("host", "nccl", "inproc")
@@ -61,6 +62,18 @@ def test_hand_over_ends_where_more_messages_are_ahead_of_their_readers_than_ther
     assert [needed(program.lower(True)) for _, program in programs] == [4, 8]     # by NCCL there are more
     results = [trained(one) for one in answers(fake_nccl, *cases)]
     assert results[0] == results[1] == results[2] == results[3] and results[4] == results[5] == results[6] == results[7]
+
+
+def test_a_rank_takes_one_buffer_for_all_its_messages(fake_nccl):
+    """What ncclMemAlloc gives is 2 MiB at least; of versions before 2.29, on GPUs with a switch, up to 512 MiB."""
+    shapes = [{"ranks": 3}, {"ranks": 2, "chunks": 2, "micros": 2, "schedule": "interleaved", "lengths": [1] * 12}]
+    cases = [{"dtype": dtype, "mode": mode, **shape}
+             for shape in shapes for dtype in ("float32", "bf16") for mode in ("nccl", "host")]
+    results = answers(fake_nccl, *cases)
+    for case, nccl, host in zip(cases[::2], results[::2], results[1::2], strict=True):
+        assert trained(nccl) == trained(host)
+        assert nccl["buffers"] == case["ranks"] and host["buffers"] == 0
+    assert message_bytes(64, [(2, [5, 7]), (3, [4])], "bf16") == 2 * 64 * 14 == message_bytes(64, [(2, [5, 7])]) / 2
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
@@ -140,7 +153,7 @@ def test_the_report_and_the_doctor_tell(tmp_path):
     library = compile_fake(tmp_path, "-DFAKE_WITHOUT_REGISTER")
     printed = launched("nccl", library, TOLD)
     told = [line for line in printed.splitlines() if "ncclCommRegister" in line]
-    assert [line[:28] for line in told[:2]] == [f"rank {r}: messages with rank {1 - r}" for r in (0, 1)], printed
+    assert [line[:27] for line in told[:2]] == [f"rank {r}: messages go through" for r in (0, 1)], printed
     assert len(told) == 3 and "name='NCCL'" in told[2] and "status='note'" in told[2] and "(2.19 has it)" in told[2]
 
 

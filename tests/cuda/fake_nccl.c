@@ -42,7 +42,7 @@ struct nc_comm {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static group *groups[4096];
-static int group_count, calls, aborts, misuses;
+static int group_count, calls, aborts, misuses, buffers;
 static int looks_needed = 2, fail_call, fail_code, stuck_call, version = 22809;
 static int no_memory, no_registration; /* what ncclMemAlloc and ncclCommRegister answer; -1 of the latter: done, no handle */
 static void *given[4096];              /* by ncclMemAlloc, and not freed */
@@ -57,7 +57,7 @@ fake_nccl_set(int fail_at, int code, int stuck_at, int looks, int new_version)
     stuck_call = stuck_at;
     looks_needed = looks;
     version = new_version;
-    calls = aborts = misuses = 0;
+    calls = aborts = misuses = buffers = 0;
 }
 
 EXPORT void
@@ -67,14 +67,15 @@ fake_nccl_refuse(int memory, int registration)
     no_registration = registration;
 }
 
-/* which: 0 sends and receives so far, 1 aborts, 2 calls that the real library would have refused, 3 buffers given and not freed */
+/* which: 0 sends and receives so far, 1 aborts, 2 calls that the real library would have refused, 3 buffers given and not freed,
+ * 4 buffers given */
 EXPORT int
 fake_nccl_count(int which)
 {
     int held = 0;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         held += given[i] != NULL;
-    return which == 0 ? calls : which == 1 ? aborts : which == 2 ? misuses : held;
+    return which == 0 ? calls : which == 1 ? aborts : which == 2 ? misuses : which == 3 ? held : buffers;
 }
 
 /* ---- the emulator, if any ------------------------------------------------------------------------------------------------------ */
@@ -378,6 +379,7 @@ swap_given(void *from, void *to)
     for (size_t i = 0; i < sizeof given / sizeof *given && !found; i++)
         if (given[i] == from) {
             given[i] = to;
+            buffers += to != NULL;
             found = 1;
         }
     misuses += !found;
