@@ -10,9 +10,9 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *told; /* folders between colons */
 
-/* Where a search has been, for its error. */
+/* Where a search has been, for its error, and why the first file that it found does not load. */
 typedef struct {
-    char text[640];
+    char text[640], broken[512];
     size_t used;
 } trail;
 
@@ -38,6 +38,18 @@ tp_dl_set_folders(const char *folders)
     return TP_OK;
 }
 
+/* A file that is there and does not load is no file that is missing: it says what is wrong with it, or with what it needs. */
+static void *
+open_file(const char *path, trail *where)
+{
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    const char *why = handle ? NULL : dlerror();
+    int missing = why && strncmp(why, path, strlen(path)) == 0 && strstr(why, "No such file");
+    if (why && !missing && !where->broken[0])
+        snprintf(where->broken, sizeof where->broken, "%s: %s", path, why);
+    return handle;
+}
+
 static void *
 open_in(const char *folder, size_t length, const char *below, const tp_dl_library *library, trail *where)
 {
@@ -45,7 +57,7 @@ open_in(const char *folder, size_t length, const char *below, const tp_dl_librar
     void *handle = NULL;
     for (int i = 0; !handle && i < 4 && library->sonames[i]; i++) {
         snprintf(path, sizeof path, "%.*s%s/%s", (int)length, folder, below, library->sonames[i]);
-        handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        handle = open_file(path, where);
         if (i == 0 && !handle) {
             path[strlen(path) - strlen(library->sonames[0]) - 1] = 0;
             note(where, path);
@@ -82,7 +94,7 @@ search(const tp_dl_library *library, trail *where)
         if (homes[i] && *homes[i])
             handle = open_in(homes[i], strlen(homes[i]), "/lib64", library, where);
     for (int i = 0; !handle && i < 4 && library->sonames[i]; i++)
-        handle = dlopen(library->sonames[i], RTLD_NOW | RTLD_LOCAL);
+        handle = open_file(library->sonames[i], where);
     if (!handle)
         note(where, "the loader's own folders (LD_LIBRARY_PATH, ld.so.cache)");
     return handle;
@@ -98,28 +110,41 @@ path_of(void *handle, char *path, size_t size)
         snprintf(path, size, "%s", map->l_name);
 }
 
-static tp_status
-fill(const tp_dl_library *library, void *handle, const char *path)
+/* "2.18.1". Numbers below 10000 are of NCCL before 2.9 and cuDNN before 9, which had one digit for the minor version. */
+static const char *
+version_text(int version, char text[24])
 {
+    int unit = version < 10000 ? 1000 : 10000;
+    if (version <= 0)
+        snprintf(text, 24, "unknown");
+    else
+        snprintf(text, 24, "%d.%d.%d", version / unit, version % unit / 100, version % 100);
+    return text;
+}
+
+/* Fill the table; the first function that is missing and may not be, or NULL. */
+static const char *
+fill(const tp_dl_library *library, void *handle)
+{
+    const char *missing = NULL;
     int count = 0;
     while (library->names[count])
         count++;
     for (int i = 0; i < count; i++) {
         void *function = dlsym(handle, library->names[i]);
-        if (!function && i < count - library->optional)
-            return tp_fail(TP_ERUNTIME, "%s at %s lacks %s: it is older than this package can use; pip install -U %s, or "
-                           "name another in %s", library->what, path, library->names[i], library->package,
-                           library->variable);
+        if (!function && !missing && i < count - library->optional)
+            missing = library->names[i];
         memcpy((char *)library->table + (size_t)i * sizeof function, &function, sizeof function);
     }
-    return TP_OK;
+    return missing;
 }
 
 /* The library's handle, from where its variable says or from wherever it is. */
 static tp_status
 open_library(const tp_dl_library *library, void **out)
 {
-    trail where = {"", 0};
+    trail where = {"", "", 0};
+    char needed[24];
     const char *named = getenv(library->variable);
     if (named && *named) {
         *out = dlopen(named, RTLD_NOW | RTLD_LOCAL);
@@ -129,21 +154,29 @@ open_library(const tp_dl_library *library, void **out)
         return TP_OK;
     }
     *out = search(library, &where);
-    if (!*out)
-        return tp_fail(TP_ERUNTIME, "%s was not found: %s is not loaded, nor in %s; pip install %s, or name the file in %s",
-                       library->what, library->sonames[0], where.text, library->package, library->variable);
-    return TP_OK;
+    if (*out)
+        return TP_OK;
+    version_text(library->needed, needed);
+    if (where.broken[0])
+        return tp_fail(TP_ERUNTIME, "%s does not load: %s; %s or newer is needed: pip install -U %s, or name another file in %s",
+                       library->what, where.broken, needed, library->package, library->variable);
+    return tp_fail(TP_ERUNTIME, "%s was not found: %s is not loaded, nor in %s; %s or newer is needed: pip install %s, or name the "
+                   "file in %s", library->what, library->sonames[0], where.text, needed, library->package, library->variable);
 }
 
 static tp_status
-check_version(const tp_dl_library *library, const char *path, int found)
+check(const tp_dl_library *library, const char *path, const char *missing, int found)
 {
-    int needed = library->needed;
-    if (found >= needed)
-        return TP_OK;
-    return tp_fail(TP_ERUNTIME, "%s at %s is version %d.%d.%d; %d.%d.%d or newer is needed: pip install -U %s, or name "
-                   "another in %s", library->what, path, found / 10000, found % 10000 / 100, found % 100, needed / 10000,
-                   needed % 10000 / 100, needed % 100, library->package, library->variable);
+    char has[24], needed[24];
+    version_text(found, has);
+    version_text(library->needed, needed);
+    if (missing)
+        return tp_fail(TP_ERUNTIME, "%s at %s lacks %s: its version is %s; %s or newer is needed: pip install -U %s, or name another "
+                       "in %s", library->what, path, missing, has, needed, library->package, library->variable);
+    if (found < library->needed)
+        return tp_fail(TP_ERUNTIME, "%s at %s is version %s; %s or newer is needed: pip install -U %s, or name another in %s",
+                       library->what, path, has, needed, library->package, library->variable);
+    return TP_OK;
 }
 
 static tp_status
@@ -152,9 +185,9 @@ load(const tp_dl_library *library, tp_dl_state *state)
     void *handle;
     TP_TRY(open_library(library, &handle));
     path_of(handle, state->path, sizeof state->path);
-    TP_TRY(fill(library, handle, state->path));
+    const char *missing = fill(library, handle);
     int found = library->version();
-    TP_TRY(check_version(library, state->path, found));
+    TP_TRY(check(library, state->path, missing, found));
     state->version = found;
     return TP_OK;
 }

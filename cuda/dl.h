@@ -26,7 +26,7 @@ typedef struct {
     const char *sonames[4];   /* "libnccl.so.2", tried in turn; NULL after the last */
     int optional;             /* the last `optional` names may be missing: their pointers are NULL then */
     int needed;               /* the oldest version, as 10000 * major + 100 * minor + patch */
-    int (*version)(void);     /* the version that the filled table says; 0: it does not say */
+    int (*version)(void);     /* the version that the table says, in which any function may be missing; 0: it does not say */
     void *table;              /* as many pointers as there are names */
 } tp_dl_library;
 
@@ -40,8 +40,9 @@ typedef struct {
 /* Where 3. looks: folders between colons, copied. NULL or "": none. Before the first tp_dl_load. */
 TP_MUST_USE tp_status
 tp_dl_set_folders(const char *folders);
-/* Fill the library's table, once per process. ERUNTIME: not found (where it was looked for, what to install), a function is
- * missing (which, in which file), or it is older than needed; a later call looks again. */
+/* Fill the library's table, once per process. ERUNTIME: not found (where it was looked for, what to install), does not
+ * load (which file, why), a function is missing (which, in which file), or it is older than needed; the version found and that
+ * needed are said. A later call looks again. */
 TP_MUST_USE tp_status
 tp_dl_load(const tp_dl_library *library, tp_dl_state *state);
 /* The file it came from and its version; "" and 0 before it was loaded. */

@@ -12,7 +12,7 @@ static tp_cublaslt table;
 static int
 version(void)
 {
-    return (int)table.version();
+    return table.version ? (int)table.version() : 0;
 }
 
 static const tp_dl_library library = {.what = "cublasLt",

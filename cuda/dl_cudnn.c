@@ -12,7 +12,7 @@ static tp_cudnn_library table;
 static int
 version(void)
 {
-    return (int)table.get_version();
+    return table.get_version ? (int)table.get_version() : 0;
 }
 
 static const tp_dl_library library = {.what = "cuDNN",

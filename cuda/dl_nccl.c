@@ -13,7 +13,7 @@ static int
 version(void)
 {
     int found = 0;
-    return table.get_version(&found) == NC_SUCCESS ? found : 0;
+    return table.get_version && table.get_version(&found) == NC_SUCCESS ? found : 0;
 }
 
 static const tp_dl_library library = {.what = "NCCL",

@@ -95,6 +95,10 @@ library(tp_status status, void (*found)(const char **path, int *version), const 
     const char *path;
     int version;
     found(&path, &version);
+    if (status != TP_OK) { /* one that loads may be refused, too (cuDNN 9.10.0): why not tells where it is */
+        path = "";
+        version = 0;
+    }
     PyObject *number = version ? PyUnicode_FromFormat("%d.%d.%d", version / 10000, version % 10000 / 100, version % 100)
                                : PyUnicode_FromString("");
     return Py_BuildValue("(sNss)", path, number, status == TP_OK ? "" : tp_error_message(), lacks);

@@ -292,10 +292,11 @@ def _gpus() -> Iterator[Finding]:
             yield _attention(device.index)
     for library in found.libraries:
         usable = library.version != ""
+        absent = "not found" if " at " not in library.why_not and "does not load" not in library.why_not else "cannot be used"
         needed = bool(found.driver) and (library.name != "cuDNN" or os.environ.get("TERAPIPE_ATTENTION") == "cudnn")
         yield Finding(
             library.name,
-            f"{library.version} at {library.path}" if usable else "not found",
+            f"{library.version} at {library.path}" if usable else absent,
             NOTE if library.lacks or not usable else OK,
             library.lacks if usable else library.why_not if needed else CUDNN_ALONE if library.name == "cuDNN" else CUDA_ALONE,
         )

@@ -480,9 +480,37 @@ def test_cublaslt_is_found_where_it_should_be(tmp_path):
 def test_a_cublaslt_that_will_not_do_is_named(tmp_path):
     for what, told in ((fake_cublaslt(tmp_path, version=120800), "is version 12.8.0; 13.0.0 or newer is needed"),):
         assert told in python(LOOK, TERAPIPE_CUBLASLT=str(what))
-    lacking = fake_cublaslt(tmp_path, without="cublasLtMatmulAlgoCheck")
-    assert f"at {lacking} lacks cublasLtMatmulAlgoCheck" in python(LOOK, TERAPIPE_CUBLASLT=str(lacking))
+    lacking = fake_cublaslt(tmp_path, without="cublasLtMatmulAlgoCheck", version=120800)
+    told = python(LOOK, TERAPIPE_CUBLASLT=str(lacking))
+    assert f"at {lacking} lacks cublasLtMatmulAlgoCheck: its version is 12.8.0; 13.0.0 or newer is needed" in told
+    mute = fake_cublaslt(tmp_path, without="cublasLtGetVersion")  # nor is what is not there called
+    assert "lacks cublasLtGetVersion: its version is unknown; 13.0.0" in python(LOOK, TERAPIPE_CUBLASLT=str(mute))
     assert "which does not load" in python(LOOK, TERAPIPE_CUBLASLT="/nowhere/libcublasLt.so.13")
+
+
+@needs_built
+def test_a_library_that_is_there_and_does_not_load_is_not_called_missing(tmp_path):
+    """In a folder where it is looked for, as a broken installation leaves it: pip install would change nothing."""
+    home = tmp_path / "home/lib64"
+    home.mkdir(parents=True)
+    where = {"CUDA_HOME": str(tmp_path / "home"), "CUDA_PATH": "", "LD_LIBRARY_PATH": ""}
+    found = Path("/usr/local/cuda/lib64/libcublasLt.so.13").exists() or "13." in python(LOOK, **where)
+    for broken, why in ((lambda: (home / "libcublasLt.so.13").write_text("half of it"), "file too short"),
+                        (lambda: needs_another(home), "libother.so: cannot open shared object file")):  # fmt: skip
+        broken()
+        told = python(LOOK, **where)
+        assert found or f"cublasLt does not load: {home}/libcublasLt.so.13: " in told and why in told and "pip install -U" in told, told
+    (home / "libcublasLt.so.13").unlink()
+    told = python(LOOK, **where)
+    assert found or f"cublasLt was not found: libcublasLt.so.13 is not loaded, nor in {home}, " in told and "13.0.0 or newer" in told
+
+
+def needs_another(folder: Path) -> None:
+    other = shared(folder, "libother.so", "int other(void) { return 1; }")
+    source = folder / "needs.c"
+    source.write_text("int other(void); int cublasLtGetVersion(void) { return other(); }")
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(folder / "libcublasLt.so.13"), str(other)], check=True)
+    other.unlink()
 
 
 def test_every_global_symbol_starts_with_tp() -> None:

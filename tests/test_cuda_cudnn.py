@@ -227,6 +227,13 @@ def refused():
     return engine_of(steps=0).get("error")
 
 
+def listed():
+    import terapipe_c as tp
+
+    (found,) = (library for library in tp.cuda.versions().libraries if library.name == "cuDNN")
+    return [found.path, found.version, found.why_not]
+
+
 def test_a_library_that_cannot_be_used_is_named(fake, tmp_path):
     """Missing, too old, known to be wrong, or without a function: before the first step, by name, version and need."""
     lacks = cuda_emu.fake_cudnn("-DFAKE_CUDNN_LACKS", folder=tmp_path)
@@ -237,6 +244,8 @@ def test_a_library_that_cannot_be_used_is_named(fake, tmp_path):
                            ("91001", "version 9.10.1, whose attention"), ("91002", None)):
         told = emulated(fake, "refused", FAKE_CUDNN_VERSION=version)
         assert told is None if words is None else words in told and str(fake) in told, (version, told)
+        path, number, why = emulated(fake, "listed", FAKE_CUDNN_VERSION=version)  # as doctor tells it
+        assert bool(number) == bool(path) == (words is None) and (words or "") in why, (version, path, number, why)
 
 
 # ---- declarations -----------------------------------------------------------------------------------------------------------
