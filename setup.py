@@ -114,6 +114,19 @@ def find_mpi():
     return headers, [word for word in words if not word.startswith("-I")]
 
 
+def why_not(nvcc):
+    """Why this nvcc will not do, or an empty string."""
+    try:
+        ran = subprocess.run([nvcc, "--version"], capture_output=True, text=True, errors="replace")
+    except OSError as error:  # of another processor, half a download
+        return f"{nvcc} does not run: {error.strerror}"
+    release = ran.stdout.partition("release ")[2].partition(",")[0].strip()
+    major = release.partition(".")[0]
+    if ran.returncode or not release:
+        return f"{nvcc} --version failed ({ran.returncode}): {(ran.stderr or ran.stdout).strip()[:200]}"
+    return "" if major.isdecimal() and int(major) >= 13 else f"{nvcc} is release {release}; 13.0 or newer is needed"
+
+
 @functools.cache
 def find_cuda():
     """(nvcc, include folder, library folder) of the CUDA toolkit, or a sentence saying what is missing. Looked for in
@@ -121,16 +134,15 @@ def find_cuda():
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     wheels = [Path(folder) / "nvidia/cu13" for folder in sys.path if folder]
     bins = [*(str(h / "bin") for h in homes), os.environ.get("PATH", ""), *(str(h / "bin") for h in wheels), "/usr/local/cuda/bin"]
-    nvcc, release, old = None, "", []
+    nvcc, old = None, []
     for folder in os.pathsep.join(bins).split(os.pathsep):  # an old one hides no other, unless it is the one that was named
         nvcc = shutil.which("nvcc", path=folder or os.curdir)
         if nvcc is None:
             continue
-        told = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-        release = told.partition("release ")[2].partition(",")[0]
-        if release and int(release.split(".")[0]) >= 13:
+        why = why_not(nvcc)
+        if not why:
             break
-        old.append(f"{nvcc} is release {release or '?'}; 13.0 or newer is needed")
+        old.append(why)
         if Path(folder).parent in homes:
             return old[0]
     else:

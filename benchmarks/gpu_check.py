@@ -8,8 +8,8 @@ Each question is a process of its own with a deadline of its own, so that one th
 the rest alone; some are asked again without what a device may refuse (steps as graphs): then a number comes, and is marked.
 Questions of right or wrong run a few at a time, those of speed alone. For each of the former that waits time is kept, and
 what ran past a deadline that was shortened for that is asked again with what is left. They live in benchmarks/gpu/*.py: a
-module's QUESTIONS lists them. The answers go to benchmarks/results/<gpu>-<date>.json as they come (and beside it to $OUT,
-where that is a folder), each with its command, its time and what it found, or what it had found when it failed, and the
+module's QUESTIONS lists them. The answers go to benchmarks/results/<gpu>-<date>.json (-2, -3 behind another run of the day) as
+they come (and beside it to $OUT, where that is a folder), each with its command, its time and what it found, or what it had found when it failed, and the
 names of what was not asked; the commit (git's, or as told by --commit) and a digest of the sources stand above them. Exit status:
 0 all answered, 1 something is wrong, 2 no GPU to ask, 3 nothing is wrong, but something was not asked in time, or some speed
 not measured.
@@ -59,6 +59,7 @@ NOT_ASKED = "no time was left"
 LEAST_S = 3.0  # less is not worth asking
 LATE = "ran past its deadline"
 TRACE_S = 1.0  # before its deadline a question that hangs says where
+CHOOSES = ("TERAPIPE_", "CUDA_", "CUBLAS", "NCCL_", "CUDNN_")  # variables that change what is measured
 MARK = "GPU_CHECK_CHILD"
 TAIL = 7000  # characters about failures at the end, beside 4500 of answers: who runs this may see no more than the last 12000
 
@@ -358,11 +359,24 @@ def main() -> int:
         os.environ |= {"GPU_CHECK_SMALL": "1", "TERAPIPE_CUDA_MODULE": str(cuda_emu.build())}
         options.out = options.out or os.devnull
         return Check(chosen, {"name": "emulated", "compute_cap": "9.0"}, options).run()
+    on_the_device()
     card = gpu()
     if not card:
         print("gpu-check: neither nvidia-smi nor the driver shows a GPU here; nothing was measured", file=sys.stderr)
         return 2
     return Check(chosen, card, options).run()
+
+
+def on_the_device() -> None:
+    """Nothing that a shell was left with may have questions answered by the emulator, or in tiny sizes: they are a GPU's figures."""
+    for name in [name for name in os.environ if name.startswith("GPU_CHECK_") or name == "TERAPIPE_CUDA_MODULE"]:
+        del os.environ[name]
+
+
+def unused(path: str) -> str:
+    """A name that no run of this day has: what another has measured stays."""
+    names = (f"{path.removesuffix('.json')}-{n}.json" for n in itertools.count(2))
+    return next(name for name in itertools.chain([path], names) if not Path(name).exists())
 
 
 class Asking:
@@ -373,11 +387,12 @@ class Asking:
     def __init__(self, question: str, card: dict[str, str], options: argparse.Namespace) -> None:
         self.began, self.card, self.options, self.lock = BEGAN, card, options, threading.Lock()
         model = re.sub(r"[^a-z0-9]+", "-", card["name"].lower().replace("nvidia", "")).strip("-")
-        self.out = options.out or str(common.RESULTS / f"{self.file}{model}-{datetime.date.today().isoformat()}.json")
+        self.out = options.out or unused(str(common.RESULTS / f"{self.file}{model}-{datetime.date.today().isoformat()}.json"))
         self.result = common.header(question)
         if options.commit:
             self.result |= {"commit": options.commit, "modified": None}
-        self.result |= {"sources": digest(), "gpu": card}
+        choices = {name: value for name, value in sorted(os.environ.items()) if name.startswith(CHOOSES)}
+        self.result |= {"sources": digest(), "gpu": card, "environment": choices}
 
     def begin(self, built: bool = True) -> bool:
         """Says what is asked, and builds what is to be; False: that failed."""

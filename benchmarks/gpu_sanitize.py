@@ -7,7 +7,7 @@ shared memory, reads of what nobody wrote, barriers that not all come to.
 Builds as gpu_check.py does. Then lanes side by side, each a process under one tool with a deadline of its own: the tests of the row
 kernels, pytest -m gpu, and questions of gpu_check.py, those of attention with our kernels alone watched, by racecheck in few small
 shapes (RACED in benchmarks/gpu/attention.py). A mistake planted for each tool must be found. Result:
-benchmarks/results/sanitize-<gpu>-<date>.json, and beside it $OUT, where that is a folder. Exit status: 0 all is clean, 1 something
+benchmarks/results/sanitize-<gpu>-<date>.json (named as gpu_check.py's), and beside it $OUT, where that is a folder. Exit status: 0 all is clean, 1 something
 was found or failed, 2 no GPU or no compute-sanitizer, 3 nothing was found, but some lane did not end; how far it came is told.
 What a tool reports of right code is named in KNOWN, with why: counted and told, but not wrong.
 """
@@ -226,6 +226,7 @@ def main() -> int:
     if options.list:
         print(*(f"{one.tool:10} {one.what:18} {' '.join((*one.options, *one.command))}" for one in lanes("90", "FOLDER")), sep="\n")
         return 0
+    gpu_check.on_the_device()
     card, sanitizer = gpu_check.gpu(), shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     missing = "" if card else "neither nvidia-smi nor the driver shows a GPU here"
     if not Path(sanitizer).exists():

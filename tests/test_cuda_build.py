@@ -84,6 +84,23 @@ def test_wishes_of_the_build(tmp_path):
     assert left_out.returncode == 0 and "_core" in left_out.stdout and "_cuda" not in left_out.stdout
 
 
+@pytest.mark.parametrize(("body", "told"), [
+    ("\x7fELF of another processor", "does not run: Exec format error"),
+    ("#!/bin/sh\necho no driver >&2; exit 3", "--version failed (3): no driver"),
+    ("#!/bin/sh\nkill -9 $$", "--version failed (-9)"),
+    ("#!/bin/sh\necho release next, V1", "is release next; 13.0 or newer is needed"),
+    ("#!/bin/sh\nprintf 'release 12.4\\377, V12'", "13.0 or newer is needed"),
+])  # fmt: skip
+def test_an_nvcc_that_does_not_run_costs_the_backend_alone(tmp_path, body, told):
+    home = fake_nvcc(tmp_path, "")
+    (home / "bin/nvcc").write_text(body)
+    names = "print([e.name for e in s['modules']()])"
+    left_out = setup_py(names, CUDA_HOME=str(home))
+    assert left_out.returncode == 0 and "_core" in left_out.stdout and "_cuda" not in left_out.stdout, left_out.stderr
+    refused = setup_py(names, TERAPIPE_CUDA="1", CUDA_HOME=str(home))
+    assert refused.returncode and f"_cuda cannot be built: {home}/bin/nvcc" in refused.stderr and told in refused.stderr
+
+
 def test_an_old_nvcc_hides_no_newer_one(tmp_path):
     for name, release in (("old", "12.4"), ("new", "13.0")):
         (tmp_path / name).mkdir()

@@ -313,7 +313,10 @@ def graphs():
         os.kill(os.getpid(), signal.SIGSEGV)
     return {"headline": "all the same"}
 
-QUESTIONS = [Question("right", 20, lambda: {"headline": "seven", "n": 7}, 10), Question("wrong", 20, lambda: 1 / 0, 11),
+def where():
+    return {name: os.environ.get(name, "") for name in ("TERAPIPE_CUDA_MODULE", "GPU_CHECK_SMALL", "NCCL_NET")}
+
+QUESTIONS = [Question("where", 20, where, 47), Question("right", 20, lambda: {"headline": "seven", "n": 7}, 10), Question("wrong", 20, lambda: 1 / 0, 11),
              Question("hangs", 3.2, hang, 40), Question("fast", 20, lambda: [], 41), Question("slow", 3.5, slow, 42),
              Question("stray", 3.2, stray, 43), Question("odd", 20, odd, 44),
              Question("graphs", 20, graphs, 45, otherwise={"GRAPHS": "0"}),
@@ -338,9 +341,11 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def check(checkout, *options):
+def check(checkout, *options, **environment):
+    for before in (checkout / "out").iterdir():
+        before.unlink()
     ran = subprocess.run([sys.executable, "benchmarks/gpu_check.py", *options], cwd=checkout, capture_output=True, text=True,
-                         env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin", "OUT": str(checkout / "out")})  # fmt: skip
+                         env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin", "OUT": str(checkout / "out")} | environment)  # fmt: skip
     (written,) = (checkout / "out").iterdir()
     return ran, json.loads(written.read_text())
 
@@ -509,6 +514,25 @@ def test_told_to_end_it_leaves_nobody_behind(checkout):
 def test_exit_status(checkout):
     assert check(checkout, "--only", "right")[0].returncode == 0
     assert check(checkout, "--only", "hangs")[0].returncode == 3  # all is right, some speed was not measured
+
+
+def test_what_a_run_of_the_day_has_measured_stays(checkout):
+    """Another run, of one question or of one that then fails to build, takes another name."""
+    first = check(checkout, "--only", "right", "fast")[1]
+    check(checkout, "--only", "fast")
+    (checkout / "setup.py").write_text("raise SystemExit('no')")
+    ran = check(checkout, "--only", "fast")[0]
+    names = sorted(path.name for path in (checkout / "benchmarks/results").iterdir())
+    assert [re.sub(r"h200-[0-9]{4}-[0-9]{2}-[0-9]{2}", "", name) for name in names] == ["-2.json", "-3.json", ".json"], names
+    assert json.loads((checkout / "benchmarks/results" / names[2]).read_text()) == first and ran.returncode == 1
+
+
+def test_a_shell_that_has_the_emulator_gives_no_figures_of_it(checkout):
+    """TERAPIPE_CUDA_MODULE names another backend, and a rehearsal's sizes are tiny: neither is what this GPU does."""
+    left = {"TERAPIPE_CUDA_MODULE": "/x/_cuda_emu.so", "GPU_CHECK_SMALL": "1", "NCCL_NET": "Socket"}
+    found = check(checkout, "--only", "where", **left)[1]
+    assert found["questions"]["where"]["answer"] == {"TERAPIPE_CUDA_MODULE": "", "GPU_CHECK_SMALL": "", "NCCL_NET": "Socket"}
+    assert found["environment"] == {"NCCL_NET": "Socket"}
 
 
 def test_what_was_not_asked_is_not_wrong(checkout):
