@@ -9,7 +9,7 @@ from typing import Any
 from . import _core, cuda
 from .config import brief, human_bytes, one_of
 
-__all__ = ["BACKENDS", "Backend", "choose", "own_gpu", "place"]
+__all__ = ["BACKENDS", "Backend", "choose", "own_gpu", "place", "place_own"]
 
 BACKENDS = ("cpu", "cuda")
 DTYPES = {"cpu": ("float32",), "cuda": ("bf16", "float32")}   # the first is what None means
@@ -56,12 +56,9 @@ def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: S
         if devices is not None:
             raise _core.InvalidValueError(f"devices is {brief(devices)}: None would be right for backend 'cpu'")
         return [0] * ranks
-    if why := cuda.why_not():
-        raise _core.ExecutionError(f"backend 'cuda' cannot be used: {why}")
-    count, seen = cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    count, shown = _gpus()
     if devices is None:
         if ranks > count:
-            shown = f"CUDA_VISIBLE_DEVICES is {seen!r}; " if seen is not None else ""
             raise _core.InvalidValueError(f"the plan has {ranks} ranks and this machine shows {count} GPUs ({shown}rank {count} is "
                                           f"the first without one): a plan for {count} devices, or devices=[...] with a GPU for "
                                           "each rank, would be right")
@@ -78,10 +75,42 @@ def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: S
                                       "for them all the same")
     for device in sorted(set(placed)):
         here = [rank for rank in range(ranks) if placed[rank] == device]
-        wanted, free = sum(needed[rank] for rank in here), found[device].free_bytes
-        if wanted > free:
-            what = f"rank {here[0]} needs" if len(here) == 1 else f"ranks {', '.join(map(str, here))} need"
-            raise _core.OutOfMemoryError(f"{what} {wanted} bytes on GPU {device}, which has {free} free of "
-                                         f"{found[device].total_bytes}: {wanted - free} bytes short ({human_bytes(wanted)} of "
-                                         f"{human_bytes(free)})")
+        what = f"rank {here[0]} needs" if len(here) == 1 else f"ranks {', '.join(map(str, here))} need"
+        _check_room(what, sum(needed[rank] for rank in here), found[device])
     return placed
+
+
+def place_own(backend: Backend, rank: int, local_rank: int, devices: Sequence[int] | None, needed: int) -> None:
+    """As `place`, for one of the processes that a launcher has started on this machine: `rank` of all, `local_rank` here. That the
+    ranks' GPUs are alike is compared between them."""
+    if backend.name == "cpu":
+        return
+    count, shown = _gpus()
+    if devices is None:
+        device = own_gpu(local_rank)
+        if device >= count:
+            raise _core.InvalidValueError(f"rank {rank} has no GPU: as local rank {local_rank} it would have GPU {device}, and its machine "
+                                          f"shows {count} GPUs ({shown}the first is 0): no more ranks a machine than it has GPUs, "
+                                          "or devices=[...] with a GPU for each of them, would be right")
+    else:
+        if local_rank >= len(devices) or devices[local_rank] >= count:
+            raise _core.InvalidValueError(f"devices is {list(devices)}, and rank {rank} is local rank {local_rank} of a machine that "
+                                          f"shows {count} GPUs: numbers from 0 to {count - 1}, one for each rank of a machine, would "
+                                          "be right")
+        device = devices[local_rank]
+    _check_room(f"rank {rank} needs", needed, cuda.devices()[device])
+
+
+def _gpus() -> tuple[int, str]:
+    """How many there are, and what an error says of how many are shown; ExecutionError where none can be used."""
+    if why := cuda.why_not():
+        raise _core.ExecutionError(f"backend 'cuda' cannot be used: {why}")
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return cuda.device_count(), "" if seen is None else f"CUDA_VISIBLE_DEVICES is {seen!r}; "
+
+
+def _check_room(what: str, wanted: int, device: cuda.Device) -> None:
+    free = device.free_bytes
+    if wanted > free:
+        raise _core.OutOfMemoryError(f"{what} {wanted} bytes on GPU {device.index}, which has {free} free of {device.total_bytes}: "
+                                     f"{wanted - free} bytes short ({human_bytes(wanted)} of {human_bytes(free)})")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from . import _core
 from ._files import check_writable, loads, make_folders, no_folder, path_of, write_text
-from .backend import choose, own_gpu, place
+from .backend import choose, place, place_own
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory, store_of, swap_bytes
@@ -34,10 +34,11 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: bool, val_fraction: float, tokenizer: Any,
-             first: bool = True, local_rank: int | None = None, **options: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The job of `launch`'s arguments (plain JSON) and the arrays that go with it; nothing is written. first: this process
+             rank: int = 0, local_rank: int | None = None, **options: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The job of `launch`'s arguments (plain JSON) and the arrays that go with it; nothing is written. rank: who asks; 0
     will make the run folder. local_rank: this process is that one of its machine, which has started it; None: all ranks will
     be of this machine."""
+    first = rank == 0
     options = {**options, "steps": steps}
     check_plan(plan)
     _check(options)
@@ -53,7 +54,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     arrays: dict[str, NDArray[Any]] = {}
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
                            "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
-    _check_devices(job, local_rank)
+    _check_devices(job, rank, local_rank)
     _check_store(plan, job, local_rank)
     before: dict[str, Any] = {}
     if resume:
@@ -229,14 +230,13 @@ def _check_store(plan: Any, job: Mapping[str, Any], local_rank: int | None) -> N
         raise refusal
 
 
-def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
-    """Every rank of this machine has a GPU, and room on it, where the backend wants one."""
+def _check_devices(job: Mapping[str, Any], rank: int, local_rank: int | None) -> None:
+    """Every rank of this machine, or this one, has a GPU, and room on it, where the backend wants one."""
     backend, needed, devices = choose(job["backend"], job["dtype"]), job["predicted_peak_memory_bytes"], job["devices"]
     if local_rank is None:
         place(backend, job["ranks"], devices, needed)
-    elif backend.name == "cuda":     # one of several processes of this machine: its own, of the GPUs that the launcher shows it
-        here = own_gpu(local_rank) if devices is None else local_rank
-        place(backend, here + 1, None if devices is None else devices[:here + 1], [0] * here + [max(needed)])
+    else:
+        place_own(backend, rank, local_rank, devices, needed[rank])
 
 
 def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool) -> tuple[dict[str, Any], dict[str, Any]]:

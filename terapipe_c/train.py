@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from . import _core, mpi
+from . import _core, cuda, mpi
+from .backend import own_gpu
 from .checkpoint import STATE_FILE
 from .config import one_of
 from .device_comm import KINDS, message_bytes
@@ -156,6 +157,8 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     if job["resume_from"]:
         state = (Path(job["resume_from"]) / STATE_FILE).read_bytes()
         told["content of the checkpoint"] = f"checksum {_checksum(state)}"
+    if job["backend"] == "cuda" and job["devices"] is None:
+        told["GPU (a plan knows one kind; devices=[...] lets it differ)"] = cuda.devices()[own_gpu(job["local_rank"])].name
     if job["reproducible"] and job["backend"] == "cpu":
         isa = _core.Kernels().isa
         told["instruction set (TERAPIPE_ISA chooses it, reproducible=False lets it differ)"] = ALIKE.get(isa, isa)
@@ -199,7 +202,7 @@ class _Rank:
 
     def _train(self, arguments: Mapping[str, Any]) -> RankRun:
         first = self.place.rank == 0
-        job, arrays = make_job(**arguments, first=first, local_rank=self.place.local_rank)
+        job, arrays = make_job(**arguments, rank=self.place.rank, local_rank=self.place.local_rank)
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**_contents(job, arrays), **job})
         memory = share(self.comm, job["predicted_peak_memory_bytes"])     # an instruction set has a workspace of its own

@@ -1,13 +1,18 @@
 """The CUDA stage on the emulated device: the oracle's loss and gradients, equal bits, memory to the byte, training as on the
 CPU, and what a GPU does wrong told by name. The kernels' own sources run, compiled by gcc (cuda/simt.h)."""
 import ctypes
+import json
+import os
 import re
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 import reference as ref
 from cuda_emu import build, library
+from ports import free_port
 
 import terapipe_c as tp
 from terapipe_c import _core, profiling
@@ -436,6 +441,45 @@ def test_no_driver_too_few_and_mixed_gpus_are_refused_by_name(emulation, monkeyp
     emulation.emu_machine(driver=0)
     with pytest.raises(_core.ExecutionError, match="backend 'cuda' cannot be used"):
         tp.launch(plan, CORPUS, 2, backend="cuda", devices=[0, 0], progress=False)
+
+
+MACHINES = """
+import dataclasses, json, os, sys
+import numpy as np
+import terapipe_c as tp
+
+plan, second, options = tp.Plan.load(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+name = second.pop("name", "H100") if int(os.environ["RANK"]) >= 2 else "H100"
+tp.cuda.load().emu_machine(**({"devices": 2} | (second if int(os.environ["RANK"]) >= 2 else {})))
+found = tp.cuda.devices()
+tp.cuda.devices = lambda: tuple(dataclasses.replace(one, name=name) for one in found)
+tp.train(plan, np.arange(999, dtype=np.int32) % 16, 1, backend="cuda", progress=False, **options)
+"""
+
+
+@pytest.mark.parametrize(("second", "options", "told"), [
+    ({"devices": 1}, {}, "rank 3 has no GPU: as local rank 1 it would have GPU 1, and its machine shows 1 GPUs"),
+    ({"total_bytes": 1 << 20}, {}, r"rank [23] needs \d+ bytes on GPU [01], which has 1048576 free"),
+    ({"devices": 1}, {"devices": [0, 1]}, r"devices is \[0, 1\], and rank 3 is local rank 1 of a machine that shows 1 GPUs"),
+    ({"name": "A100"}, {}, "GPU .a plan knows one kind; devices=.* of rank 2 is not that of rank 0"),
+    ({"name": "A100"}, {"devices": [0, 1]}, ""),
+])  # fmt: skip
+def test_two_machines_are_told_apart(tmp_path, second, options, told):
+    """Of two GPUs each, as torchrun has them: what is wrong with the second names the ranks as the plan has them."""
+    model = tp.GPTConfig(n_layer=4, n_head=1, n_embd=8, vocab_size=16, block_size=8)
+    tp.plan(model, tp.Cluster(num_devices=4, peak_flops=1e12), batch=1, seq_len=8, planner="uniform", stages=4,
+            backend="cuda").save(tmp_path / "plan.json")  # fmt: skip
+    port, module = free_port(), str(build())
+    words = [sys.executable, "-c", MACHINES, str(tmp_path / "plan.json"), json.dumps(second), json.dumps(options)]
+    ranks = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | {
+        "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port), "TERAPIPE_CUDA_MODULE": module, "TERAPIPE_COMM": "host"}) for rank in range(4)]  # fmt: skip
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    if told:
+        assert all(rank.returncode for rank in ranks) and all(re.search(told, text) for text in said[2:] if "Aborted" not in text), said
+        assert any(re.search(told, text) for text in said), said
+    else:
+        assert not any(rank.returncode for rank in ranks), said
 
 
 def test_arguments_that_do_not_fit_say_what_would():
