@@ -8,11 +8,11 @@ Each question is a process of its own with a deadline of its own, so that one th
 the rest alone; some are asked again without what a device may refuse (steps as graphs): then a number comes, and is marked.
 Questions of right or wrong run a few at a time, those of speed alone. For each of the former that waits time is kept, and
 what ran past a deadline that was shortened for that is asked again with what is left. They live in benchmarks/gpu/*.py: a
-module's QUESTIONS lists them. The answers go to benchmarks/results/<gpu>-<date>.json (-2, -3 behind another run of the day) as
-they come (and beside it to $OUT, where that is a folder), each with its command, its time and what it found, or what it had found when it failed, and the
-names of what was not asked; the commit (git's, or as told by --commit) and a digest of the sources stand above them. Exit status:
-0 all answered, 1 something is wrong, 2 no GPU to ask, 3 nothing is wrong, but something was not asked in time, or some speed
-not measured.
+module's QUESTIONS lists them. The answers go to benchmarks/results/<gpu>-<date>.json (-2, -3 behind another run of the day)
+as they come (and beside it to $OUT, where that is a folder), each with its command, its time and what it found, or what it had
+found when it failed, and the names of what was not asked; the commit (git's, or as told by --commit) and a digest of the sources
+stand above them. Exit status: 0 all answered, 1 something is wrong, 2 no GPU to ask, 3 nothing is wrong, but something was not
+asked in time, or some speed not measured.
 """
 
 import argparse
@@ -368,7 +368,7 @@ def main() -> int:
 
 
 def on_the_device() -> None:
-    """Nothing that a shell was left with may have questions answered by the emulator, or in tiny sizes: they are a GPU's figures."""
+    """Nothing that a shell was left with may have questions answered by the emulator, or in tiny sizes: figures are a GPU's."""
     for name in [name for name in os.environ if name.startswith("GPU_CHECK_") or name == "TERAPIPE_CUDA_MODULE"]:
         del os.environ[name]
 
@@ -388,6 +388,7 @@ class Asking:
         self.began, self.card, self.options, self.lock = BEGAN, card, options, threading.Lock()
         model = re.sub(r"[^a-z0-9]+", "-", card["name"].lower().replace("nvidia", "")).strip("-")
         self.out = options.out or unused(str(common.RESULTS / f"{self.file}{model}-{datetime.date.today().isoformat()}.json"))
+        self.unwritten = set[Path]()
         self.result = common.header(question)
         if options.commit:
             self.result |= {"commit": options.commit, "modified": None}
@@ -420,6 +421,7 @@ class Asking:
 
     def write(self) -> None:
         """As answers come, a whole file each time: a run that is cut short keeps what it has, one that finds no room goes on."""
+        self.result["seconds"] = round(time.monotonic() - self.began, 1)
         paths, folder = [Path(self.out)], os.environ.get("OUT")
         if folder and Path(folder).is_dir():
             paths.append(Path(folder) / Path(self.out).name)
@@ -428,8 +430,14 @@ class Asking:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Path(f"{path}.new").write_text(json.dumps(self.result, indent=1) + "\n")
                 os.replace(f"{path}.new", path)
+                self.unwritten.discard(path)
             except OSError as error:
+                self.unwritten.add(path)
                 print(f"{self.who}: {path} was not written: {error}", flush=True)
+
+    def where(self) -> str:
+        """Where all of it lies, or does not."""
+        return f"written: {self.out}" + "".join(f"; NOT written, or not to its end: {path}" for path in sorted(self.unwritten))
 
     def left(self) -> float:
         return float(self.options.seconds) - (time.monotonic() - self.began)
@@ -537,7 +545,7 @@ class Check(Asking):
             print(f"---- {q.name}: {records[q.name]['why']}\n{output[-room:]}")  # without what points at words of a traceback
         wrong = [q for q in failed if q.order < SPEED and records[q.name]["why"] != NOT_ASKED]
         print(f"gpu-check: {len(self.chosen) - len(failed)} of {len(self.chosen)} answered in {time.monotonic() - self.began:.0f} s"
-              + (f"; failed: {', '.join(q.name for q in failed)}" if failed else "") + f"; written: {self.out}", flush=True)
+              + (f"; failed: {', '.join(q.name for q in failed)}" if failed else "") + f"; {self.where()}", flush=True)
         return 1 if wrong else 3 if failed else 0
 
 

@@ -7,9 +7,9 @@ shared memory, reads of what nobody wrote, barriers that not all come to.
 Builds as gpu_check.py does. Then lanes side by side, each a process under one tool with a deadline of its own: the tests of the row
 kernels, pytest -m gpu, and questions of gpu_check.py, those of attention with our kernels alone watched, by racecheck in few small
 shapes (RACED in benchmarks/gpu/attention.py). A mistake planted for each tool must be found. Result:
-benchmarks/results/sanitize-<gpu>-<date>.json (named as gpu_check.py's), and beside it $OUT, where that is a folder. Exit status: 0 all is clean, 1 something
-was found or failed, 2 no GPU or no compute-sanitizer, 3 nothing was found, but some lane did not end; how far it came is told.
-What a tool reports of right code is named in KNOWN, with why: counted and told, but not wrong.
+benchmarks/results/sanitize-<gpu>-<date>.json (named as gpu_check.py's), and beside it $OUT, where that is a folder. Exit status:
+0 all is clean, 1 something was found or failed, 2 no GPU or no compute-sanitizer, 3 nothing was found, but some lane did not end;
+how far it came is told. What a tool reports of right code is named in KNOWN, with why: counted and told, but not wrong.
 """
 
 import argparse
@@ -210,7 +210,7 @@ class Sanitize(gpu_check.Asking):
         for why in dict.fromkeys(why for one in self.result["lanes"].values() for why in one.get("known", {})):
             print(f"---- known: {why}")
         print(f"{self.who}: {states.count('clean')} of {len(states)} clean in {time.monotonic() - self.began:.0f} s"
-              + (f"; not: {'; '.join(failed)}" if failed else "") + f"; written: {self.out}", flush=True)  # fmt: skip
+              + (f"; not: {'; '.join(failed)}" if failed else "") + f"; {self.where()}", flush=True)  # fmt: skip
         return 1 if "wrong" in states else 3 if "late" in states else 0
 
 

@@ -171,8 +171,8 @@ check(const tp_dl_library *library, const char *path, const char *missing, int f
     version_text(found, has);
     version_text(library->needed, needed);
     if (missing)
-        return tp_fail(TP_ERUNTIME, "%s at %s lacks %s: its version is %s; %s or newer is needed: pip install -U %s, or name another "
-                       "in %s", library->what, path, missing, has, needed, library->package, library->variable);
+        return tp_fail(TP_ERUNTIME, "%s at %s lacks %s: its version is %s; %s or newer is needed: pip install -U %s, or name "
+                       "another in %s", library->what, path, missing, has, needed, library->package, library->variable);
     if (found < library->needed)
         return tp_fail(TP_ERUNTIME, "%s at %s is version %s; %s or newer is needed: pip install -U %s, or name another in %s",
                        library->what, path, has, needed, library->package, library->variable);

@@ -89,14 +89,14 @@ def place_own(backend: Backend, rank: int, local_rank: int, devices: Sequence[in
     if devices is None:
         device = own_gpu(local_rank)
         if device >= count:
-            raise _core.InvalidValueError(f"rank {rank} has no GPU: as local rank {local_rank} it would have GPU {device}, and its machine "
-                                          f"shows {count} GPUs ({shown}the first is 0): no more ranks a machine than it has GPUs, "
-                                          "or devices=[...] with a GPU for each of them, would be right")
+            raise _core.InvalidValueError(f"rank {rank} has no GPU: as local rank {local_rank} it would have GPU {device}, and its "
+                                          f"machine shows {count} GPUs ({shown}the first is 0): no more ranks a machine than it "
+                                          "has GPUs, or devices=[...] with a GPU for each of them, would be right")
     else:
         if local_rank >= len(devices) or devices[local_rank] >= count:
-            raise _core.InvalidValueError(f"devices is {list(devices)}, and rank {rank} is local rank {local_rank} of a machine that "
-                                          f"shows {count} GPUs: numbers from 0 to {count - 1}, one for each rank of a machine, would "
-                                          "be right")
+            raise _core.InvalidValueError(f"devices is {list(devices)}, and rank {rank} is local rank {local_rank} of a machine "
+                                          f"that shows {count} GPUs: numbers from 0 to {count - 1}, one for each rank of a machine,"
+                                          " would be right")
         device = devices[local_rank]
     _check_room(f"rank {rank} needs", needed, cuda.devices()[device])
 

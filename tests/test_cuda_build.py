@@ -516,10 +516,10 @@ def test_a_library_that_is_there_and_does_not_load_is_not_called_missing(tmp_pat
                         (lambda: needs_another(home), "libother.so: cannot open shared object file")):  # fmt: skip
         broken()
         told = python(LOOK, **where)
-        assert found or f"cublasLt does not load: {home}/libcublasLt.so.13: " in told and why in told and "pip install -U" in told, told
+        assert found or f"cublasLt does not load: {home}/libcublasLt.so.13: " in told and why in told, told
     (home / "libcublasLt.so.13").unlink()
     told = python(LOOK, **where)
-    assert found or f"cublasLt was not found: libcublasLt.so.13 is not loaded, nor in {home}, " in told and "13.0.0 or newer" in told
+    assert found or f"libcublasLt.so.13 is not loaded, nor in {home}, " in told and "13.0.0 or newer" in told, told
 
 
 def needs_another(folder: Path) -> None:

@@ -476,7 +476,7 @@ def test_two_machines_are_told_apart(tmp_path, second, options, told):
         "MASTER_PORT": str(port), "TERAPIPE_CUDA_MODULE": module, "TERAPIPE_COMM": "host"}) for rank in range(4)]  # fmt: skip
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
     if told:
-        assert all(rank.returncode for rank in ranks) and all(re.search(told, text) for text in said[2:] if "Aborted" not in text), said
+        assert all(rank.returncode for rank in ranks), said
         assert any(re.search(told, text) for text in said), said
     else:
         assert not any(rank.returncode for rank in ranks), said
