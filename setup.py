@@ -127,6 +127,10 @@ def why_not(nvcc):
     return "" if major.isdecimal() and int(major) >= 13 else f"{nvcc} is release {release}; 13.0 or newer is needed"
 
 
+# All of one release: nvidia-cuda-nvcc takes any nvvm and crt of 13, and what a newer nvvm writes an older ptxas does not read.
+WHEELS = " ".join(f"nvidia-{part}==13.0.*" for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime"))
+
+
 @functools.cache
 def find_cuda():
     """(nvcc, include folder, library folder) of the CUDA toolkit, or a sentence saying what is missing. Looked for in
@@ -146,7 +150,7 @@ def find_cuda():
         if Path(folder).parent in homes:
             return old[0]
     else:
-        places = "CUDA_HOME, PATH, the nvidia wheels (pip install nvidia-cuda-nvcc) or /usr/local/cuda"
+        places = f"CUDA_HOME, PATH, the nvidia wheels (pip install {WHEELS}) or /usr/local/cuda"
         return old[0] if old else f"nvcc was not found in {places}"
     if shutil.which("g++") is None:
         return f"{nvcc} needs g++, which was not found in PATH"
@@ -159,7 +163,7 @@ def find_cuda():
     include = next((h / "include" for h in homes if (h / "include/cuda_runtime_api.h").is_file()), None)
     if library is None or include is None:
         what = "libcudart_static.a" if library is None else "cuda_runtime_api.h"
-        return f"{what} was not found beside {nvcc} (pip install nvidia-cuda-runtime)"
+        return f"{what} was not found beside {nvcc} (pip install {WHEELS})"
     return nvcc, str(include), str(library)
 
 

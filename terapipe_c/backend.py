@@ -9,7 +9,7 @@ from typing import Any
 from . import _core, cuda
 from .config import brief, human_bytes, one_of
 
-__all__ = ["BACKENDS", "Backend", "choose", "own_gpu", "place", "place_own"]
+__all__ = ["BACKENDS", "Backend", "choose", "eager", "own_gpu", "place", "place_own"]
 
 BACKENDS = ("cpu", "cuda")
 DTYPES = {"cpu": ("float32",), "cuda": ("bf16", "float32")}   # the first is what None means
@@ -53,8 +53,7 @@ def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: S
     different ones, unless `devices` asks for them), OutOfMemoryError (needed: bytes of each rank).
     """
     if backend.name == "cpu":
-        if devices is not None:
-            raise _core.InvalidValueError(f"devices is {brief(devices)}: None would be right for backend 'cpu'")
+        _check_none(devices)
         return [0] * ranks
     count, shown = _gpus()
     if devices is None:
@@ -84,7 +83,7 @@ def place_own(backend: Backend, rank: int, local_rank: int, devices: Sequence[in
     """As `place`, for one of the processes that a launcher has started on this machine: `rank` of all, `local_rank` here. That the
     ranks' GPUs are alike is compared between them."""
     if backend.name == "cpu":
-        return
+        return _check_none(devices)
     count, shown = _gpus()
     if devices is None:
         device = own_gpu(local_rank)
@@ -101,8 +100,24 @@ def place_own(backend: Backend, rank: int, local_rank: int, devices: Sequence[in
     _check_room(f"rank {rank} needs", needed, cuda.devices()[device])
 
 
+def eager() -> bool:
+    """Are a GPU's steps enqueued call by call, as TERAPIPE_CUDA_GRAPHS = 0 asks, and not launched as graphs?"""
+    wish = os.environ.get("TERAPIPE_CUDA_GRAPHS")
+    if wish not in (None, "", "0", "1"):
+        raise _core.InvalidValueError(f"TERAPIPE_CUDA_GRAPHS is {wish!r}: 0 (steps call by call) or 1 (as graphs, which is what "
+                                      "none means) would be right")
+    return wish == "0"
+
+
+def _check_none(devices: Sequence[int] | None) -> None:
+    if devices is not None:
+        raise _core.InvalidValueError(f"devices is {brief(devices)}: None would be right for backend 'cpu'")
+
+
 def _gpus() -> tuple[int, str]:
-    """How many there are, and what an error says of how many are shown; ExecutionError where none can be used."""
+    """How many there are, and what an error says of how many are shown; ExecutionError where none can be used. What steps are to be
+    launched as is checked, too."""
+    eager()
     if why := cuda.why_not():
         raise _core.ExecutionError(f"backend 'cuda' cannot be used: {why}")
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from . import _core, schedules
 from ._threads import Worker, start_all
-from .backend import Backend, choose, own_gpu
+from .backend import Backend, choose, eager, own_gpu
 from .config import GPTConfig, brief, whole
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _device_of(job: Mapping[str, Any], rank: int, members: int) -> dict[str, Any
         return {}
     here, devices = job.get("local_rank", rank), job.get("devices")
     own = devices[here] if devices is not None else own_gpu(here) if "local_rank" in job else here
-    return {"backend": backend, "device": own, "eager": os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0",
+    return {"backend": backend, "device": own, "eager": eager(),
             **products(bool(job["reproducible"]) or members > 1)}
 
 

@@ -16,7 +16,7 @@ from ports import free_port
 
 import terapipe_c as tp
 from terapipe_c import _core, profiling
-from terapipe_c.backend import Backend
+from terapipe_c.backend import Backend, choose, place, place_own
 from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
 from terapipe_c.planning.judge import Judge
 
@@ -482,8 +482,15 @@ def test_two_machines_are_told_apart(tmp_path, second, options, told):
         assert not any(rank.returncode for rank in ranks), said
 
 
-def test_arguments_that_do_not_fit_say_what_would():
+def test_arguments_that_do_not_fit_say_what_would(monkeypatch):
     plan = a_plan("cuda")
+    monkeypatch.setenv("TERAPIPE_CUDA_GRAPHS", "false")
+    with pytest.raises(_core.InvalidValueError, match="TERAPIPE_CUDA_GRAPHS is 'false': 0 .* or 1 .* would be right"):
+        tp.launch(plan, CORPUS, 2, backend="cuda", progress=False)
+    monkeypatch.delenv("TERAPIPE_CUDA_GRAPHS")
+    for refused in (lambda: place(choose(), 1, [0], [1]), lambda: place_own(choose(), 1, 1, [0, 1], 1)):
+        with pytest.raises(_core.InvalidValueError, match="devices is .*: None would be right for backend 'cpu'"):
+            refused()
     with pytest.raises(_core.InvalidValueError, match="plan is for backend 'cuda' with bf16, this run has 'cpu'"):
         tp.launch(plan, CORPUS, 2, progress=False)
     with pytest.raises(_core.InvalidValueError, match="backend is 'tpu'"):
