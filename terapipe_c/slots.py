@@ -15,7 +15,8 @@ __all__ = ["LEAST", "MOST", "needed", "stuck"]
 LEAST, MOST = 2, 64      # TP_NCCL_SLOTS, TP_NCCL_MOST_SLOTS
 _RECEIVE = {"SF": "RF", "SB": "RB", "SE": "RE", "SL": "RL"}
 _READS = {"F": "RF", "B": "RB", "I": "RB", "SL": "RE"}
-_Key = tuple[str, int, int, int]
+_FIRST, _HALVES = 1, 3   # flags of csrc/sched/sched.h: TP_HALF_FIRST, TP_HALVES
+_Key = tuple[str, int, int, int, int]
 _Row = tuple[int, ...]   # op stage micro slice peer flags slot
 
 
@@ -36,8 +37,10 @@ _Step = tuple[list[_Message], list[_Message], tuple[_Message, str] | None]
 
 
 def _key_of(kind: str, row: _Row) -> _Key:
-    """By the stage that reads it."""
-    return _RECEIVE.get(kind, kind), row[1] + {"SF": 1, "SB": -1}.get(kind, 0), row[2], row[3]
+    """By the stage that reads it; of a forward's also by the half, of a whole one the last."""
+    of = _RECEIVE.get(kind, kind)
+    half = 0 if of != "RF" else 1 if row[5] & _FIRST else 2
+    return of, row[1] + {"SF": 1, "SB": -1}.get(kind, 0), row[2], row[3], half
 
 
 def _work_of(rows: list[tuple[str, _Row]], messages: dict[_Key, _Message], slots: int) -> list[_Step]:
@@ -54,7 +57,7 @@ def _work_of(rows: list[tuple[str, _Row]], messages: dict[_Key, _Message], slots
         cell, micro = (stage, slot & 0xFFFF), (stage, of)
         waits: list[_Message] = []
         does: tuple[_Message, str] | None = None
-        wanted = [messages.get((_READS.get(op, ""), *_key_of(op, row)[1:]))]
+        wanted = [messages.get(_key_of(_READS[op], row)) if op in _READS else None]
         if op in _RECEIVE.values():
             message = messages[_key_of(op, row)]
             does = message, "posted"
@@ -95,7 +98,10 @@ def stuck(program: Program, slots: int = LEAST, direct: bool = True) -> str:
         for op, row in line:
             if op in _RECEIVE:
                 channel = channels.setdefault((rank, row[4], _RECEIVE[op]), [])
-                messages[_key_of(op, row)] = _Message(_RECEIVE[op] if direct else "RF", channel)
+                key = _key_of(op, row)
+                messages[key] = _Message(_RECEIVE[op] if direct else "RF", channel)
+                if op == "SF" and not row[5] & _HALVES:        # both halves of a forward may read it
+                    messages[*key[:-1], 1] = messages[key]
     work, at, moved = [_work_of(line, messages, slots) for line in rows], [0] * len(rows), True
     first = dict.fromkeys(channels, 0)                         # that is not over
     while moved:

@@ -12,7 +12,7 @@ from terapipe_c.slots import LEAST, MOST, needed, stuck
 
 
 def programs(name, slice_counts=(1, 2, 3), ranks_of=(2, 3, 4, 5, 6, 8), micro_batches=(1, 2, 3, 4, 6, 8, 12, 17)):
-    """Of so many ranks and micro-batches, whole, split and with what waits."""
+    """Of so many ranks and micro-batches, whole, split and with what waits; of sliced_1f1b so many forwards in halves."""
     for ranks, micros, slices in itertools.product(ranks_of, micro_batches, slice_counts):
         chunks = {"interleaved": (2,), "looped_bfs": (2,), "hanayo": (1,)}.get(name, ())
         try:
@@ -24,7 +24,7 @@ def programs(name, slice_counts=(1, 2, 3), ranks_of=(2, 3, 4, 5, 6, 8), micro_ba
             yield one.lower(name != "pipedream")
 
 
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "seq1f1b", "zb_h1", "bpipe", "chimera", "pipedream"])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "seq1f1b", "sliced_1f1b", "zb_h1", "bpipe", "chimera", "pipedream"])
 def test_no_rank_of_few_slices_waits_for_ever(name):
     seen = 0
     for program in programs(name):
