@@ -155,8 +155,8 @@ take_out(inproc_comm *c, int peer, const tp_cuda_receive *r)
 }
 
 /* Take out what is here of what was posted, though nobody reads it yet: its memory is free since it was posted. A rank that waits
- * for a slot must, since its peer may wait for one of those that hold its messages to this rank: what passes all micro-batches
- * through a stage sends more of them ahead of their readers than there are slots. */
+ * must, since a peer may wait for one of the slots that hold its messages to this rank: what passes all micro-batches through a
+ * stage sends more of them ahead of their readers than there are slots. */
 static tp_status
 take_out_early(inproc_comm *c)
 {
@@ -236,14 +236,49 @@ spin_for_word(inproc_comm *c, int peer)
     return TP_OK;
 }
 
+/* Has more been posted from another peer than it has slots? It may wait for one, and this rank's peer for what it does then. */
+static int
+may_hold_up_others(const inproc_comm *c, int peer)
+{
+    for (int other = 0; other < c->base.comm.ranks && c->base.control->ops->progress != NULL; other++) {
+        const tp_cuda_receives *queue = &c->base.from[other];
+        unsigned posted = 0;
+        for (unsigned k = 0; other != peer && k < queue->count; k++)
+            posted += !queue->items[(queue->first + k) % TP_COMM_POSTED].is_out;
+        if (posted > TP_INPROC_SLOTS)
+            return 1;
+    }
+    return 0;
+}
+
+/* Until the oldest posted receive has been taken out. */
+static tp_status
+await_and_take_out(inproc_comm *c, int peer)
+{
+    const tp_cuda_receives *queue = &c->base.from[peer];
+    const tp_cuda_receive *r = &queue->items[queue->first];
+    waiting w = {.peer = peer, .inward = 1, .tag = r->tag, .bytes = r->bytes};
+    for (;;) {
+        TP_TRY(take_out_early(c));
+        if (r->is_out)
+            return TP_OK;
+        TP_TRY(look_again(c, &w));
+    }
+}
+
 static tp_status
 inproc_recv_wait(tp_comm *comm, int peer)
 {
     inproc_comm *c = (inproc_comm *)comm;
     tp_cuda_receive *r;
     const tp_cuda_receives *queue = peer >= 0 && peer < comm->ranks ? &c->base.from[peer] : NULL;
-    if (queue != NULL && queue->count > 0 && queue->items[queue->first].is_out)
-        return tp_cuda_comm_take(&c->base, peer, &r);
+    if (queue != NULL && queue->count > 0) {
+        const tp_cuda_receive *oldest = &queue->items[queue->first];
+        if (!oldest->is_out && may_hold_up_others(c, peer))
+            TP_TRY(await_and_take_out(c, peer));
+        if (oldest->is_out)
+            return tp_cuda_comm_take(&c->base, peer, &r);
+    }
     if (c->ways & TP_INPROC_SPINS && peer >= 0 && peer < comm->ranks)
         TP_TRY(spin_for_word(c, peer));
     TP_TRY(c->base.control->ops->recv_wait(c->base.control, peer));

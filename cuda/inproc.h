@@ -5,8 +5,9 @@
  * `control`, a host communicator between threads: order, tag, size, deadline and abort are that one's, and the event that the
  * receiver waits for has certainly been recorded (a wait for one that has not is no wait: GPU.md 4.3). The reverse, that a slot
  * may be written again, is a counter: the sender waits until the receiver has recorded its event.
- * Meanwhile it takes its own messages out of their slots: what passes many slices through one stage before the next sends more of
- * them ahead of their readers than there are slots, and both ranks would wait for ever.
+ * Meanwhile it takes its own messages out of their slots, as does a receiver that waits while more of another rank's have been posted
+ * than it has slots: what passes many slices through one stage before the next sends more of them ahead of their readers than there
+ * are slots, and two ranks, or a ring of them, would wait for ever.
  *
  * The receiver's host gives the device nothing before the message is there. Where it gave all at once, and a stream waited for
  * another's event, operations that are graphs began or stopped up to 1.6 ms late a few times a step, some of them long after

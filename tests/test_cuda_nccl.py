@@ -54,14 +54,18 @@ def test_hand_over_that_waits_otherwise_ends_with_the_first_failure(fake_nccl):
 
 
 def test_hand_over_ends_where_more_messages_are_ahead_of_their_readers_than_there_are_slots(fake_nccl):
-    """All slices pass a rank's first stage before any passes its second: each rank waited for a slot that held its own message."""
-    programs = [(1, tp.schedules.looped_bfs(2, 1, 2, 12)), (2, tp.schedules.interleaved(2, 2, 2, 12))]
-    cases = [{"mode": mode, "ways": ways, "layers": 2, "chunks": 2, "micros": micros, "lengths": [1] * 12, "timeout_s": 5.0,
+    """All slices pass a rank's first stage before any passes its second: each rank waited for a slot that held its own message. Of
+    three ranks one waited for a slot at the next, that for a message of the last, and that for the first."""
+    programs = [tp.schedules.looped_bfs(2, 1, 2, 12), tp.schedules.interleaved(2, 2, 2, 12),
+                tp.schedules.looped_bfs(3, 4, 2, 3).reorder(), tp.schedules.interleaved(3, 6, 2, 2).reorder()]
+    assert [needed(program.lower(True)) for program in programs] == [4, 8, 3, 3]     # by NCCL there are more
+    cases = [{"mode": mode, "ways": ways, "ranks": program.num_ranks, "layers": program.num_stages, "chunks": 2,
+              "micros": program.num_micro_batches, "lengths": [12 // program.slices[0]] * program.slices[0], "timeout_s": 5.0,
               "text": str(program.lower(True))}
-             for micros, program in programs for mode, ways in (("host", 0), ("inproc", 0), ("inproc", 3), ("nccl", 0))]
-    assert [needed(program.lower(True)) for _, program in programs] == [4, 8]     # by NCCL there are more
+             for program in programs for mode, ways in (("host", 0), ("inproc", 0), ("inproc", 3), ("nccl", 0))]
     results = [trained(one) for one in answers(fake_nccl, *cases)]
-    assert results[0] == results[1] == results[2] == results[3] and results[4] == results[5] == results[6] == results[7]
+    for of_program in zip(*[iter(results)] * 4, strict=True):
+        assert all(one == of_program[0] for one in of_program)
 
 
 def test_a_rank_takes_one_buffer_for_all_its_messages(fake_nccl):
