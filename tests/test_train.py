@@ -118,6 +118,15 @@ def test_bits_are_those_of_launch(plans, launched, tmp_path, words, ranks):
     assert one == other
 
 
+def test_ranks_meet_at_the_loopback_of_ipv6(plans, launched):
+    """Rank 0 listened at 127.0.0.1 where MASTER_ADDR is ::1."""
+    if not Path("/proc/net/if_inet6").is_file() or " lo\n" not in Path("/proc/net/if_inet6").read_text():
+        pytest.skip("this machine has no ::1")
+    _, files, data = plans
+    results = run(files[3], data, lambda *place: mpich(*place) | {"MASTER_ADDR": "::1"}, 3, meeting_s=10)
+    assert [one.get("losses") for one in results] == [[record.loss for record in launched[3]]] * 3, results
+
+
 def test_a_run_is_resumed_by_either(plans, launched, tmp_path):
     _, files, data = plans
     out = tmp_path / "run"

@@ -69,7 +69,7 @@ tp_socket_read(int fd, void *data, size_t bytes, int64_t deadline_ns)
 int
 tp_socket_is_loopback(const char *host)
 {
-    return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 || strncmp(host, "127.", 4) == 0;
+    return strcmp(host, "::1") == 0 ? AF_INET6 : strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ? AF_INET : 0;
 }
 
 tp_status
@@ -91,8 +91,9 @@ listen_at(int loopback, int family, int port)
     int yes = 1, no = 0, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -1;
-    if (family == AF_INET6) { /* all interfaces, both kinds of address */
+    if (family == AF_INET6) { /* all interfaces: both kinds of address */
         struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+        v6.sin6_addr = loopback ? in6addr_loopback : in6addr_any;
         memcpy(&at, &v6, bytes = sizeof v6);
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
     } else {
@@ -128,9 +129,9 @@ tp_status
 tp_socket_listen(int loopback, int port, int ports, int *fd, int *found)
 {
     for (int i = 0; i < ports; i++) {
-        *fd = loopback ? -1 : listen_at(0, AF_INET6, port + i);
-        if (*fd < 0 && (loopback || errno != EADDRINUSE)) /* a machine without IPv6 */
-            *fd = listen_at(loopback, AF_INET, port + i);
+        *fd = listen_at(loopback != 0, loopback != 0 ? loopback : AF_INET6, port + i);
+        if (*fd < 0 && loopback == 0 && errno != EADDRINUSE) /* a machine without IPv6 */
+            *fd = listen_at(0, AF_INET, port + i);
         if (*fd >= 0) {
             *found = port_of(*fd);
             return TP_OK;

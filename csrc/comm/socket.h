@@ -17,14 +17,15 @@ tp_socket_read(int fd, void *data, size_t bytes, int64_t deadline_ns);
 int
 tp_socket_ms(int64_t deadline_ns);
 
-/* Whether the name means this machine alone: then nothing is opened to the network. */
+/* The family of addresses (AF_INET, AF_INET6) of a name that means this machine alone: nothing is opened to the
+ * network; else 0. */
 int
 tp_socket_is_loopback(const char *host);
 /* Addresses of the host for TCP, ended by freeaddrinfo. EIO names the host. */
 TP_MUST_USE tp_status
 tp_socket_resolve(const char *host, struct addrinfo **out);
-/* Listen at the first free one of so many ports (port 0: any), on this machine's loopback or on all its interfaces; *found
- * is the port. EIO. */
+/* Listen at the first free one of so many ports (port 0: any), on this machine's loopback of that family or, 0, on all its
+ * interfaces; *found is the port. EIO. */
 TP_MUST_USE tp_status
 tp_socket_listen(int loopback, int port, int ports, int *fd, int *found);
 /* Put a port into an address. */
