@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/comm/region.h"
+
 #define SLOT_ALIGN 4096 /* NCCL registers whole pages (register.cc): of none two channels' slots */
 
 /* Lines that share no rank are made at the same time: put a line in the first class in which neither of its ranks is. */
@@ -378,6 +380,8 @@ void
 tp_nccl_part(tp_cuda_comm *base)
 {
     nccl_comm *c = (nccl_comm *)base;
+    int rank;
+    char text[512];
     pthread_mutex_lock(&c->lock);
     c->ending = 1;
     pthread_cond_broadcast(&c->changed);
@@ -385,6 +389,8 @@ tp_nccl_part(tp_cuda_comm *base)
     if (c->watching)
         pthread_join(c->thread, NULL);
     c->watching = 0;
+    if (tp_region_aborted(c->base.region, &rank, text) != TP_OK)
+        tp_nccl_abort(c); /* a call may be under way, as when ranks meet: until it ends a communicator takes no other */
     for (int i = 0; i < c->channels && !c->aborted; i++) {
         nccl_channel *ch = &c->channel[i];
         if (ch->handle != NULL)

@@ -107,6 +107,13 @@ def test_faults_end_every_rank_with_the_first_words(fake_nccl):
         assert result["aborts"] > 0
 
 
+def test_faults_while_ranks_meet_leave_no_call_on_a_communicator_in_progress(fake_nccl):
+    """Of those that are ended, who finalized one with a call under way."""
+    for result in answers(fake_nccl, *({"ranks": 3, "steps": 1, "fault": {"fail_at": at, "code": 6}} for at in range(1, HELLOS, 2))):
+        assert all(isinstance(text, str) and "first ncclGroupEnd" in text for text in result["told"]), result
+        assert result["aborts"] > 0 and result["misuses"] == 0, result
+
+
 def test_what_cannot_be_loaded_says_why(fake_nccl, tmp_path):
     old, = answers(fake_nccl, {"fault": {"version": 21704}})
     assert "NCCL" in old["told"][0] and "2.17.4" in old["told"][0] and "2.18.1" in old["told"][0]
