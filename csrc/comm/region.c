@@ -13,7 +13,8 @@
 #include <unistd.h>
 
 #define NO_INSTRUCTION UINT64_MAX
-#define TEXT_WAIT_NS   2000000 /* an aborter that is alive writes its text within this */
+#define TEXT_WAIT_NS   1000000000ll /* an aborter that is alive writes its text within this, on a busy machine too */
+#define TEXT_SPIN_NS   100000ll     /* until then without sleep; and between two looks */
 
 static uint64_t
 lines(uint64_t bytes)
@@ -225,13 +226,16 @@ tp_region_aborted(const tp_region *region, int *rank, char text[512])
         return TP_OK;
     tp_status code = (tp_status)(failure >> 32);
     *rank = (int)(uint32_t)failure - 1;
-    int64_t until = tp_clock_ns() + TEXT_WAIT_NS;
-    while (!atomic_load_explicit(&region->text_ready, memory_order_acquire)) {
-        if (tp_clock_ns() > until) {
+    int64_t since = tp_clock_ns(), now = since;
+    for (; !atomic_load_explicit(&region->text_ready, memory_order_acquire); now = tp_clock_ns()) {
+        if (now > since + TEXT_WAIT_NS) {
             snprintf(text, 512, "%s, and died before it could say why", tp_status_name(code));
             return code;
         }
-        tp_cpu_relax();
+        if (now > since + TEXT_SPIN_NS)
+            tp_clock_sleep_until(now + TEXT_SPIN_NS); /* it may have lost its processor to those that wait for its words */
+        else
+            tp_cpu_relax();
     }
     memcpy(text, region->text, 512);
     return code;

@@ -5,7 +5,9 @@
  * "tcp" goes over the loopback, from threads with a region each (what TSan sees) and from processes.
  *   mpiexec -n RANKS test_comm mpi PORT    every case of so many ranks; only where this was compiled with -DTP_TEST_MPI, by
  *                                          tests/mpi_module.py */
+#include "csrc/base/clock.h"
 #include "csrc/comm/pace.h"
+#include "csrc/comm/region.h"
 #include "csrc/comm/tcp.h"
 #include "tests/c/comm_cases.h"
 #ifdef TP_TEST_MPI
@@ -124,6 +126,33 @@ run_threads(int number)
     }
     for (int rank = 0; rank < ranks; rank++)
         pthread_join(threads[rank], NULL);
+    tp_shm_detach(memory, bytes);
+}
+
+static void *
+say_why(void *argument)
+{
+    tp_region *region = argument;
+    tp_clock_sleep_until(tp_clock_ns() + 50000000);
+    snprintf(region->text, sizeof region->text, "the words");
+    atomic_store(&region->text_ready, 1);
+    return NULL;
+}
+
+/* Of one that fails and loses its processor before it has written them, for longer than a turn of others takes. */
+static void
+words_of_a_slow_one_are_waited_for(void)
+{
+    pthread_t thread;
+    void *memory;
+    tp_region *region;
+    int rank = -1;
+    char text[512] = "";
+    size_t bytes = make_region(0, 1, 0, NULL, &memory, &region);
+    atomic_store(&region->failure, (uint64_t)TP_ERUNTIME << 32 | 2); /* of rank 1 */
+    MUST(pthread_create(&thread, NULL, say_why, region) == 0);
+    MUST(tp_region_aborted(region, &rank, text) == TP_ERUNTIME && rank == 1 && strcmp(text, "the words") == 0);
+    pthread_join(thread, NULL);
     tp_shm_detach(memory, bytes);
 }
 
@@ -340,8 +369,10 @@ main(int count, char **words)
     int port = 20000 + getpid() % 600 * 20;
     if (wanted(only, "shm"))
         memory_is_refused();
-    if (wanted(only, "thread"))
+    if (wanted(only, "thread")) {
         paces();
+        words_of_a_slow_one_are_waited_for();
+    }
     for (int number = 0; number < CASES; number++) {
         if (wanted(only, "thread"))
             run_threads(number);
