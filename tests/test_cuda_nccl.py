@@ -109,7 +109,8 @@ def test_faults_end_every_rank_with_the_first_words(fake_nccl):
 
 def test_faults_while_ranks_meet_leave_no_call_on_a_communicator_in_progress(fake_nccl):
     """Of those that are ended, who finalized one with a call under way."""
-    for result in answers(fake_nccl, *({"ranks": 3, "steps": 1, "fault": {"fail_at": at, "code": 6}} for at in range(1, HELLOS, 2))):
+    cases = [{"ranks": 3, "steps": 1, "fault": {"fail_at": at, "code": 6}} for at in range(1, HELLOS, 2)]
+    for result in answers(fake_nccl, *cases):
         assert all(isinstance(text, str) and "first ncclGroupEnd" in text for text in result["told"]), result
         assert result["aborts"] > 0 and result["misuses"] == 0, result
 
