@@ -98,10 +98,11 @@ def stuck(program: Program, slots: int = LEAST, direct: bool = True) -> str:
         for op, row in line:
             if op in _RECEIVE:
                 channel = channels.setdefault((rank, row[4], _RECEIVE[op]), [])
-                key = _key_of(op, row)
-                messages[key] = _Message(_RECEIVE[op] if direct else "RF", channel)
-                if op == "SF" and not row[5] & _HALVES:        # both halves of a forward may read it
-                    messages[*key[:-1], 1] = messages[key]
+                message = _Message(_RECEIVE[op] if direct else "RF", channel)
+                of, stage, micro, piece, half = _key_of(op, row)
+                messages[of, stage, micro, piece, half] = message
+                if op == "SF" and not row[5] & _HALVES:        # the first half of a forward may read it, too
+                    messages[of, stage, micro, piece, _FIRST] = message
     work, at, moved = [_work_of(line, messages, slots) for line in rows], [0] * len(rows), True
     first = dict.fromkeys(channels, 0)                         # that is not over
     while moved:
