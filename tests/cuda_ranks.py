@@ -38,7 +38,7 @@ WIDTH, WORDS, CONTEXT = 16, 67, 12           # of every model
 
 @dataclass
 class Case:
-    """A sequence is a micro-batch."""
+    """A micro-batch has one sequence, where nothing else is said."""
     mode: str = "nccl"              # or "host", "inproc", "cpu"
     schedule: str = "one_f_one_b"
     ranks: int = 2                  # of a replica
@@ -46,6 +46,7 @@ class Case:
     layers: int = 0                 # 0: as many as ranks
     micros: int = 2                 # of a replica
     lengths: Sequence[int] = (5, 4, 3)
+    sequences: int = 1              # of a micro-batch
     pending: int | None = 0         # None: B is whole
     replicas: int = 1
     steps: int = 3                  # launched call by call, captured, and launched as graphs
@@ -78,7 +79,7 @@ class World:
         self.case, self.all_ranks = case, case.ranks * case.replicas
         self.model = tp.GPTConfig(n_layer=case.layers or case.ranks, n_head=1, n_embd=WIDTH, vocab_size=WORDS, block_size=CONTEXT,
                                   tie_weights=case.tied)
-        self.cuts = [(1, list(case.lengths))] * case.micros
+        self.cuts = [(case.sequences, list(case.lengths))] * case.micros
         self.partition = even_partition(self.model, case.ranks * case.chunks)
         kinds = [block.kind for block in self.model.blocks]
         saved = [int("ffn" in kinds[first:end]) for first, end in self.partition] if case.again else []
@@ -93,7 +94,7 @@ class World:
         self.region = _core.Region.create(self.all_ranks, rings, 1 << 16, max(4096, gather_bytes(self.model)), False)
         self.controls = [_core.Comm(self.region, rank, case.timeout_s) for rank in range(self.all_ranks)]
         self.params = tp.init_params(self.model, 3)
-        tokens = (case.micros * case.replicas, CONTEXT + 1)
+        tokens = (case.micros * case.sequences * case.replicas, CONTEXT + 1)
         self.tokens = np.random.default_rng(1).integers(0, WORDS, tokens).astype(np.int32)
 
     def comm(self, rank: int) -> Any:
@@ -125,7 +126,8 @@ class World:
         engine = RankEngine(self.model, self.partition, self.cuts, self.program, own, self.comm(rank), replica=replica,
                             **self.options)
         engine.load(self.params)
-        mine, before = self.tokens[replica * case.micros:(replica + 1) * case.micros], engine.allocations
+        share, before = case.micros * case.sequences, engine.allocations
+        mine = self.tokens[replica * share:(replica + 1) * share]
         losses, first, gradients, weights = [], {}, [], {}
         for step in range(case.steps):
             self.happens(rank, step)

@@ -68,6 +68,19 @@ def test_hand_over_ends_where_more_messages_are_ahead_of_their_readers_than_ther
         assert all(one == of_program[0] for one in of_program)
 
 
+def test_forwards_in_halves_go_through_every_communicator(fake_nccl):
+    """AutoPipe's sliced 1F1B: a message of the first half, one of the second, or one of both."""
+    programs = [(2, 3, 1), (3, 3, 2), (3, 4, 1)]
+    cases = [{"mode": mode, "ranks": ranks, "micros": micros, "sequences": 2, "lengths": [12],
+              "text": str(tp.schedules.sliced_1f1b(ranks, micros, split).lower(True))}
+             for ranks, micros, split in programs for mode in MODES]
+    results = answers(fake_nccl, *cases)
+    assert all("F0.0a" in case["text"] and "F0.0b" in case["text"] for case in cases)
+    for i in range(0, len(cases), 3):
+        host, nccl, inproc = map(trained, results[i:i + 3])
+        assert host == nccl == inproc
+
+
 def test_a_rank_takes_one_buffer_for_all_its_messages(fake_nccl):
     """What ncclMemAlloc gives is 2 MiB at least; of versions before 2.29, on GPUs with a switch, up to 512 MiB."""
     shapes = [{"ranks": 3}, {"ranks": 2, "chunks": 2, "micros": 2, "schedule": "interleaved", "lengths": [1] * 12}]
