@@ -46,7 +46,7 @@ open_file(const char *path, trail *where)
     const char *why = handle ? NULL : dlerror();
     int missing = why && strncmp(why, path, strlen(path)) == 0 && strstr(why, "No such file");
     if (why && !missing && !where->broken[0])
-        snprintf(where->broken, sizeof where->broken, "%s: %s", path, why);
+        snprintf(where->broken, sizeof where->broken, "%.300s: %.200s", path, why);
     return handle;
 }
 
