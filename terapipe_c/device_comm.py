@@ -11,7 +11,8 @@ from .backend import choose
 from .job import copies_of, hosts_of
 from .slots import LEAST, needed
 
-__all__ = ["agree_on_attention", "connect", "inproc", "inproc_ways", "lines", "message_bytes", "nccl", "pipeline_on_one_gpu"]
+__all__ = ["agree_on_attention", "connect", "inproc", "inproc_ways", "kind_of", "lines", "message_bytes", "nccl",
+           "pipeline_on_one_gpu"]
 
 MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
 KINDS = ("nccl", "host")
@@ -65,19 +66,24 @@ def inproc_ways(comm: _core.Comm, ways: int) -> None:
     cuda.load().inproc_ways(_core.comm_link(comm), ways)
 
 
-def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Comm:
-    """What a rank's engine sends its messages through: NCCL where every rank has a GPU of its own, else through the host.
-    TERAPIPE_COMM = nccl or host chooses."""
+def kind_of(job: Mapping[str, Any]) -> str:
+    """What the messages of a job's ranks on GPUs go by: "nccl" where every rank has a GPU of its own, else "host". TERAPIPE_COMM
+    chooses."""
     wanted = os.environ.get("TERAPIPE_COMM")
     if wanted is not None and wanted not in KINDS:
         raise _core.InvalidValueError(f"TERAPIPE_COMM is {wanted!r}: {' or '.join(KINDS)} would be right")
     if job.get("backend") != "cuda" or job["ranks"] == 1:
-        return control
+        return "host"
     if wanted is None:
         devices = job.get("devices") or range(job["ranks"])
         alone = len(set(devices)) == job["ranks"] or "local_rank" in job
         wanted = "nccl" if alone and cuda.load().__name__ != "_cuda_emu" else "host"
-    if wanted != "nccl":
+    return wanted
+
+
+def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Comm:
+    """What a rank's engine sends its messages through."""
+    if kind_of(job) != "nccl":
         return control
     largest = message_bytes(plan.model.n_embd, plan.slicing, choose("cuda", job.get("dtype")).dtype)
     return nccl(control, largest, replicas=plan.data_parallel, copies=copies_of(plan), hosts=hosts_of(plan),

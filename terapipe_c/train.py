@@ -18,7 +18,7 @@ from . import _core, cuda, mpi
 from .backend import own_gpu
 from .checkpoint import STATE_FILE
 from .config import one_of
-from .device_comm import KINDS, message_bytes
+from .device_comm import KINDS, kind_of, message_bytes
 from .environment import Place, find_place
 from .job import Folder, check_plan, copies_of, hosts_of, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .launch import launch
@@ -159,6 +159,8 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
         told["content of the checkpoint"] = f"checksum {_checksum(state)}"
     if job["backend"] == "cuda" and job["devices"] is None:
         told["GPU (a plan knows one kind; devices=[...] lets it differ)"] = cuda.devices()[own_gpu(job["local_rank"])].name
+    if job["backend"] == "cuda":    # mpirun hands a variable to other machines only where it is told to (-x)
+        told["way of messages (TERAPIPE_COMM chooses it)"] = kind_of(job)
     if job["reproducible"] and job["backend"] == "cpu":
         isa = _core.Kernels().isa
         told["instruction set (TERAPIPE_ISA chooses it, reproducible=False lets it differ)"] = ALIKE.get(isa, isa)

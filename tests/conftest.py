@@ -36,7 +36,7 @@ SHARING = [f"test_{name}" for name in """
     baselines cost sliced cuda_races bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network
     cuda_apart reference recompute baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view
     zoo cuda_pipeline doctor data capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start
-    capture_data capture_functions capture_in_place dawnpiper_work mapped side_by_side reorder lower_bound
+    cuda_planned capture_data capture_functions capture_in_place dawnpiper_work mapped side_by_side reorder lower_bound
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 
