@@ -9,7 +9,7 @@ from typing import Any
 from . import _core, cuda
 from .config import brief, human_bytes, one_of
 
-__all__ = ["BACKENDS", "Backend", "choose", "eager", "own_gpu", "place", "place_own"]
+__all__ = ["BACKENDS", "Backend", "choose", "eager", "heads_refused", "own_gpu", "place", "place_own"]
 
 BACKENDS = ("cpu", "cuda")
 DTYPES = {"cpu": ("float32",), "cuda": ("bf16", "float32")}   # the first is what None means
@@ -37,6 +37,15 @@ def choose(name: Any = "cpu", dtype: Any = None) -> Backend:
         right = " or ".join(repr(each) for each in known)
         raise _core.InvalidValueError(f"dtype is {brief(dtype)}: {right} would be right for backend {name!r}")
     return Backend(name, known[0] if dtype is None else dtype)
+
+
+def heads_refused(model: Any, backend: str, dtype: str) -> str:
+    """Why the backend's kernels cannot do heads of this width (check of cuda/stage.c), or an empty string."""
+    width = model.n_embd // model.n_head
+    if backend != "cuda" or (width <= 128 and (width % 8 == 0 or dtype != "bf16")):
+        return ""
+    right = 'on CUDA with dtype "bf16" a multiple of 8 up to 128' if dtype == "bf16" else "on CUDA at most 128"
+    return f"n_embd / n_head is {width}: {right} would be right"
 
 
 def own_gpu(local_rank: int) -> int:

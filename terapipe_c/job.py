@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from . import _core
 from ._files import check_writable, loads, make_folders, no_folder, path_of, write_text
-from .backend import choose, place, place_own
+from .backend import choose, heads_refused, place, place_own
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory, store_of, swap_bytes
@@ -188,6 +188,8 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
     machine where it was made."""
     if options["engine"] != ENGINE:
         return [int(size) for size in plan.peak_memory_bytes] * replicas_of(plan)
+    if why := heads_refused(plan.model, options["backend"], options["dtype"]):
+        raise _core.InvalidValueError(why)
     sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"],
                         choose(options["backend"], options["dtype"]), plan.recompute, plan.swap, plan.data_parallel)
     planned = getattr(plan, "backend", "cpu"), getattr(plan, "dtype", "float32")

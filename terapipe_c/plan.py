@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from . import _core
 from ._core import DeadlineError, InvalidValueError
 from ._files import read_json, write_json
-from .backend import choose
+from .backend import choose, heads_refused
 from .config import (
     Cluster,
     GPTConfig,
@@ -161,6 +161,8 @@ class Plan:
     @property
     def why_not_at_all(self) -> str:
         """What this package's engine cannot do of it, not even with ``reproducible=False``; empty if there is no such thing."""
+        if why := heads_refused(self.model, self.backend, self.dtype):
+            return why
         reasons = []
         slicing = tuple((b, tuple(lengths)) for b, lengths in self.slicing)
         whole = saved_bytes(self.model, slicing, choose(self.backend, self.dtype)) if any(self.swap) else []

@@ -25,6 +25,20 @@ def run(capsys, *argv):
     return code, out.out, out.err
 
 
+def test_heads_that_a_gpu_cannot_compute_are_refused_before_a_rank_starts(emulation):
+    """A plan says so; until now a rank did, where it began."""
+    wide = tp.GPTConfig(n_layer=2, n_head=1, n_embd=136, vocab_size=61, block_size=16)
+    why = 'n_embd / n_head is 136: on CUDA with dtype "bf16" a multiple of 8 up to 128'
+    request = {"batch": 1, "seq_len": 16, "planner": "uniform", "stages": 1}
+    plan = tp.plan(wide, tp.Cluster(1), backend="cuda", **request)
+    assert not plan.executable and why in plan.why_not_at_all and why in plan.explain()
+    with pytest.raises(tp.Error, match=why):
+        tp.plan(wide, tp.Cluster(1), backend="cuda", executable=True, **request)
+    with pytest.raises(tp.Error, match=f"^{why}"):
+        tp.launch(tp.plan(wide, tp.Cluster(1), **request), list(range(60)) * 9, 1, backend="cuda", progress=False)
+    assert tp.plan(wide, tp.Cluster(1), **request).executable
+
+
 def test_ranks_that_would_send_otherwise_are_told_so(tmp_path):
     """mpirun hands TERAPIPE_COMM to other machines only by -x; they gathered other things then, and said how many bytes."""
     model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=8, vocab_size=16, block_size=8)

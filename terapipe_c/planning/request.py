@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import planners
 from .._core import MODEL_LAYERS, InvalidTypeError, InvalidValueError
+from ..backend import heads_refused
 from ..config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
 from ..cost import PHASES, CostModel
 from ..guests import BPIPE
@@ -445,6 +446,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         unit = _chosen_granularity(model, checked_costs, seq_len, batch // replicas, max(ranks) * chunks)
     open_ranks = stages is None and checked is None
     runs_here = planner == "auto" and cluster.is_local if executable is None else executable
+    if runs_here and (why := heads_refused(model, checked_costs.backend, checked_costs.dtype)):
+        raise InvalidValueError(why)
     open_replicas = open_ranks and data_parallel is None and cut is None and not runs_here and schedule != PIPEDREAM
     return Request(model, cluster, checked_costs, batch, seq_len, planner, names, chunks, ranks, replicas,
                    limit, unit, checked, cut, open_ranks, open_replicas, free_chunks,
