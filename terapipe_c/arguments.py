@@ -87,6 +87,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--micro-batch", type=int, default=1, help="sequences in a micro-batch of the plans to come (default 1)")
     p.add_argument("--backend", default="cpu", help="cpu (default) or cuda")
     p.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
+    p.add_argument("--fast", action="store_true", help="products as `train --fast` has them, on cuda")
     p.add_argument("--threads", type=int, default=1, help="threads of one rank (default 1)")
     p.add_argument("--out", help="save the cost model here; replaces cost models alone")
 
@@ -96,6 +97,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
         "terapipe plan --n-layer 4 --n-head 4 --n-embd 128 --batch 8 --seq-len 256 --stages 2 --costs costs.json --out plan.json",
     )
     plan_flags(p)
+    backend_flags(p)
     p.add_argument("--out", help="save the plan here; replaces plans alone")
 
     p = add(
@@ -105,6 +107,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
         "--svg compare.svg",
     )
     plan_flags(p)
+    backend_flags(p)
     p.add_argument(
         "--planners", type=_names, help="names with commas between (default: all); instead of --planner, which is not used"
     )
@@ -218,7 +221,7 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("cluster (this machine, if --devices is not given)")
     for name, kind, text in (
         ("devices", int, "how many"),
-        ("device", str, "h100, a100-80, ...: whose fp32 sheet says what is not given here (half of its peak)"),
+        ("device", str, "h100, a100-80, ...: whose sheet says what is not given here (half of its peak in fp32, or bf16)"),
         ("devices-per-node", int, "default: all of them"),
         ("device-memory-bytes", _bytes, "of one (default 16e9)"),
         ("link-latency-s", float, "of an empty message (default 5e-6)"),
@@ -231,6 +234,11 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=kind, help=text)
     group.add_argument("--swaps-beside", action="store_true", help="a rank has a core to spare for its swaps")
     group.add_argument("--swap-folder", help="plans for this machine may swap activations to files here: how fast is measured")
+
+
+def backend_flags(p: Any) -> None:
+    p.add_argument("--backend", help="cpu or cuda, which the plan is for (default: the cost file's, or cpu)")
+    p.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
 
 
 def plan_flags_given(parser: argparse.ArgumentParser, command: str, argv: Sequence[str]) -> list[str]:

@@ -143,7 +143,7 @@ def _model(args: argparse.Namespace) -> Any:
     return tp.GPTConfig(**{**MODEL_DEFAULTS, "block_size": 256 if args.seq_len is None else args.seq_len, **given})
 
 
-def _cluster(args: argparse.Namespace) -> Any:
+def _cluster(args: argparse.Namespace, backend: str, dtype: str | None) -> Any:
     import terapipe_c as tp
 
     from .engine import STORE_VARIABLE
@@ -165,14 +165,17 @@ def _cluster(args: argparse.Namespace) -> Any:
             name = next(iter(given), "device").replace("_", "-")
             name = "device-memory-bytes" if name == "memory-bytes" else name  # --memory-bytes is another one, which needs none
             raise ValueError(f"--{name} describes a cluster: give --devices too")
-        if args.swap_folder is None:
-            return tp.Cluster.local()
+        if args.swap_folder is None or backend == "cuda":
+            return tp.Cluster.local(len(gpus) if (gpus := getattr(args, "gpus", None)) else None, swap_folder=args.swap_folder,
+                                    backend=backend)
         cluster = _swapping(args.swap_folder)
         os.environ[STORE_VARIABLE] = args.swap_folder          # what runs here swaps to the same folder
         return cluster
     if args.swap_folder is not None:
         raise ValueError("--swap-folder is of this machine: --host-bandwidth-Bps would be right beside --devices")
-    return tp.Cluster.preset(args.device, args.devices, **given) if args.device else tp.Cluster(num_devices=args.devices, **given)
+    if args.device is None:
+        return tp.Cluster(num_devices=args.devices, **given)
+    return tp.Cluster.preset(args.device, args.devices, dtype=dtype, **given)
 
 
 @functools.cache
@@ -184,35 +187,36 @@ def _swapping(folder: str) -> Any:
 
 
 @functools.cache
-def _measured(model: Any, seq_len: int) -> Any:
+def _measured(model: Any, seq_len: int, backend: str, dtype: str | None, fast: bool) -> Any:
     """Measured once, however many trials of a sweep need it."""
     import terapipe_c as tp
 
-    _say(f"measuring {model!r} on this machine ...")
-    return tp.profile(model, seq_len=seq_len)
+    _say(f"measuring {model!r} on {'this machine' if backend == 'cpu' else 'the first GPU of this machine'} ...")
+    return tp.profile(model, seq_len=seq_len, backend=backend, dtype=dtype, reproducible=not fast)
 
 
 def _request(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `tp.plan` but the planner."""
     import terapipe_c as tp
 
+    from .backend import choose
+    from .plan import costs_on
     from .planning.request import check_request
 
-    model, cluster = _model(args), _cluster(args)
+    model, source = _model(args), args.costs or ("profile" if args.devices is None else "analytic")
+    costs = None if source in ("analytic", "profile") else tp.CostModel.load(source)
+    backend = args.backend or (costs.backend if costs else "cpu")
+    dtype = args.dtype or (costs.dtype if costs and not args.backend else None)
+    cluster = _cluster(args, backend, choose(backend, dtype).dtype)
     seq_len = model.block_size if args.seq_len is None else args.seq_len
     names = ("schedule", "stages", "chunks", "data_parallel", "memory_bytes", "granularity", "partition", "slicing", "executable",
              "time_limit_s", "recompute")  # fmt: skip
     request = {"model": model, "cluster": cluster, "batch": args.batch, "seq_len": seq_len,
                **{name: getattr(args, name) for name in names}}  # fmt: skip
-    source = args.costs or ("profile" if args.devices is None else "analytic")
-    if source == "analytic":
-        costs = tp.CostModel.analytic(model, cluster)
-    elif source == "profile":
+    if source == "profile":
         check_request(costs=None, planner=getattr(args, "planner", "auto"), tensor_parallel=None, **request)  # before the work
-        costs = _measured(model, seq_len)
-    else:
-        costs = tp.CostModel.load(source)
-    return {**request, "costs": costs}
+        costs = _measured(model, seq_len, backend, args.dtype, getattr(args, "fast", False))
+    return {**request, "costs": costs_on(model, cluster, costs, backend, dtype)}
 
 
 def _make_plan(args: argparse.Namespace, progress: bool | None = None) -> Any:
@@ -258,6 +262,7 @@ def _profile(args: argparse.Namespace) -> int:
         backend=args.backend,
         dtype=args.dtype,
         threads=args.threads,
+        reproducible=not args.fast,
     )
     result: dict[str, Any] = {
         "layer_fwd_s": costs.time(seq_len, 0, phase="fwd"),
@@ -462,7 +467,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
     grid = read_grid(args.grid, _sweep_values(args))
     given = {name for name, value in vars(args).items() if value is not None and value is not False}
-    idle = sorted(launch_names() & (given | grid.keys()))
+    idle = sorted((launch_names() - {"backend", "dtype"}) & (given | grid.keys()))
     if idle and not args.train:     # trials that differ in these alone would be the same plan again
         raise ValueError(f"{', '.join(idle)} would change nothing: without --train a sweep plans only; --train, or none of them, "
                          "would be right")

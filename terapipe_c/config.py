@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ._core import InvalidValueError, memory_room
+from ._core import ExecutionError, InvalidValueError, memory_room
 
 if TYPE_CHECKING:
     from .cost import CostModel
@@ -395,8 +395,12 @@ class Cluster:
         return (self.link_latency_s if latency is None else latency, self.link_bandwidth_Bps if bandwidth is None else bandwidth)
 
     @classmethod
-    def local(cls, num_devices: int | None = None, *, swap_folder: str | os.PathLike[str] | None = None) -> Cluster:
+    def local(cls, num_devices: int | None = None, *, swap_folder: str | os.PathLike[str] | None = None,
+              backend: str = "cpu") -> Cluster:
         """This machine: num_devices devices (None: one per core that this process may use), each with an equal share of the memory.
+
+        backend: "cuda": of GPUs (None: all that this process may use), each with the memory of the smallest; more devices than GPUs
+        share it, as ranks do by ``launch(..., devices=[...])``. ExecutionError where there is none.
 
         swap_folder: plans may swap; host_bandwidth_Bps is what all devices at once measure for files in this folder, each
         copying 128 MiB out and in, six times. Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
@@ -405,6 +409,11 @@ class Cluster:
         from ._files import check_writable, path_of
         from .profiling import swap_bandwidth
 
+        if one_of("backend", backend, ("cpu", "cuda")) == "cuda":
+            if swap_folder is not None:
+                raise InvalidValueError("swap_folder is of a CPU's ranks: those on CUDA swap to their host's memory, so "
+                                        "Cluster(host_bandwidth_Bps=...) would be right")
+            return cls._of_gpus(None if num_devices is None else whole("num_devices", num_devices))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         folder = None if swap_folder is None else path_of("swap_folder", swap_folder, look=False)
         if folder is not None:
@@ -415,6 +424,19 @@ class Cluster:
                    link_latency_s=2e-6, link_bandwidth_Bps=5e9, is_local=True,
                    host_bandwidth_Bps=None if folder is None else swap_bandwidth(folder, min(devices, cores)),
                    swaps_beside=folder is not None and cores >= 2 * devices)
+
+    @classmethod
+    def _of_gpus(cls, num_devices: int | None) -> Cluster:
+        from . import cuda
+
+        if why := cuda.why_not():
+            raise ExecutionError(f"this machine has no GPU for a plan: {why}; of GPUs elsewhere Cluster(num_devices=...), or "
+                                 "--devices, would be right")
+        gpus = cuda.devices()
+        devices = len(gpus) if num_devices is None else num_devices
+        sharing = -(-devices // len(gpus))
+        # All of it, not what is free: a plan must not depend on the moment. Links as elsewhere, until costs say more.
+        return cls(num_devices=devices, memory_bytes=max(1, min(gpu.total_bytes for gpu in gpus) // sharing), is_local=True)
 
     @classmethod
     def preset(cls, device: str, num_devices: int = 1, *, dtype: str = "fp32", efficiency: float = 0.5,

@@ -10,6 +10,7 @@ import html
 import json
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -510,7 +511,14 @@ def costs_on(model: Any, cluster: Any, costs: Any, backend: Any, dtype: Any) -> 
         return costs
     if costs is None:
         costs = CostModel.analytic(model, cluster)
-    return costs.on(costs.backend if backend is None else backend, dtype) if isinstance(costs, CostModel) else costs
+    if not isinstance(costs, CostModel):
+        return costs
+    found = costs.on(costs.backend if backend is None else backend, dtype)
+    if costs.source == "measured" and (costs.backend, costs.dtype) != (found.backend, found.dtype):
+        warnings.warn(f"the costs were measured on {costs.backend!r} in {costs.dtype} and the plan is for {found.backend!r} in "
+                      f"{found.dtype}: its memory is right, its seconds are the other's; costs of tp.profile(..., "
+                      f"backend={found.backend!r}, dtype={found.dtype!r}) would be right", stacklevel=3)
+    return found
 
 
 def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:

@@ -25,6 +25,53 @@ def run(capsys, *argv):
     return code, out.out, out.err
 
 
+GPUS = ("--n-layer", 2, "--n-head", 2, "--n-embd", 16, "--seq-len", 16, "--batch", 2, "--stages", 2)
+
+
+def test_what_is_for_a_gpu_is_planned_for_it(capsys, emulation, monkeypatch, tmp_path):
+    """Not by the CPU's seconds, nor for its cores and memory: train measures the GPU where nobody gives costs."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_bytes(b"where shall a stage be cut? " * 100)
+    real, asked = tp.profile, []
+    monkeypatch.setattr(tp, "profile", lambda *args, **options: asked.append(options) or real(*args, budget_s=0.3, **options))
+    code, _, err = run(capsys, "train", *GPUS, "--backend", "cuda", "--dtype", "float32", "--gpus", 0, 0, "--fast", "--threads",
+                       "--data", "text.txt", "--steps", 1, "--out", "run")
+    assert code == 0 and "on the first GPU of this machine" in err, err
+    assert (asked[0]["backend"], asked[0]["dtype"], asked[0]["reproducible"]) == ("cuda", "float32", False)
+    plan, gpu = tp.Plan.load("run/plan.json"), tp.cuda.devices()[0]
+    assert (plan.backend, plan.dtype, plan.ranks) == ("cuda", "float32", 2)
+    assert plan.cluster == tp.Cluster.local(2, backend="cuda") and plan.cluster.memory_bytes == gpu.total_bytes // 2
+    assert tp.Cluster.local(backend="cuda").num_devices == 1
+    code, out, _ = run(capsys, "plan", *GPUS, "--devices", 2, "--backend", "cuda", "--json", "--out", "plan.json")
+    plan = tp.Plan.load("plan.json")
+    assert code == 0 and (plan.backend, plan.dtype) == ("cuda", "bf16")
+    assert run(capsys, "plan", *GPUS, "--devices", 2, "--device", "h100", "--backend", "cuda", "--out", "h100.json")[0] == 0
+    assert tp.Plan.load("h100.json").cluster == tp.Cluster.preset("h100", 2, dtype="bf16")
+    code, _, _ = run(capsys, "sweep", *GPUS, "--devices", 2, "--grid", "backend=cpu,cuda", "--out", "sweep.jsonl")
+    peaks = [json.loads(line)["result"]["peak_memory_bytes"] for line in Path("sweep.jsonl").read_text().splitlines()]
+    assert code == 0 and peaks[1] == list(plan.peak_memory_bytes) != peaks[0]
+
+
+def test_costs_of_a_gpu_are_for_its_machine(capsys, emulation, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=16)
+    costs = tp.profile(model, backend="cuda", dtype="float32", budget_s=0.3)
+    costs.save("costs.json")
+    assert run(capsys, "plan", *GPUS[:-2], "--costs", "costs.json", "--out", "plan.json")[0] == 0
+    plan = tp.Plan.load("plan.json")
+    assert (plan.backend, plan.dtype) == ("cuda", "float32") and plan.cluster == tp.Cluster.local(backend="cuda")
+    with pytest.warns(UserWarning, match="were measured on 'cuda' in float32 and the plan is for 'cuda' in bf16: its memory"):
+        tp.plan(model, tp.Cluster(2), 2, 16, costs, backend="cuda", dtype="bf16")
+    tp.cuda.load().emu_machine(devices=0)
+    try:
+        code, _, err = run(capsys, "plan", *GPUS, "--costs", "costs.json", "--out", "other.json")
+        assert code == 1 and "this machine has no GPU for a plan" in err and "--devices" in err, err
+    finally:
+        tp.cuda.load().emu_machine()
+    with pytest.raises(tp.Error, match=r"swap_folder is of a CPU's ranks"):
+        tp.Cluster.local(backend="cuda", swap_folder=tmp_path)
+
+
 def test_heads_that_a_gpu_cannot_compute_are_refused_before_a_rank_starts(emulation):
     """A plan says so; until now a rank did, where it began."""
     wide = tp.GPTConfig(n_layer=2, n_head=1, n_embd=136, vocab_size=61, block_size=16)
