@@ -11,7 +11,7 @@ from .backend import choose
 from .job import copies_of, hosts_of
 from .slots import LEAST, needed
 
-__all__ = ["agree_on_attention", "connect", "inproc", "inproc_ways", "kind_of", "lines", "message_bytes", "nccl",
+__all__ = ["agree_on_attention", "connect", "flows", "inproc", "inproc_ways", "kind_of", "lines", "message_bytes", "nccl",
            "pipeline_on_one_gpu"]
 
 MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
@@ -24,15 +24,22 @@ def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]], dty
     return (2 if dtype == "bf16" else 4) * n_embd * max(batch * max(lengths) for batch, lengths in slicing)
 
 
-def lines(ranks: int, replicas: int = 1, copies: int = 1, hosts: Iterable[tuple[int, int]] = ()) -> bytearray:
+def flows(program: _core.Program) -> set[tuple[int, int]]:
+    """From which ranks of a lowered program activations go to which: stages may go down the ranks and up again."""
+    send = _core.OPS.index("SF")
+    return {(rank, row[4]) for rank in range(program.num_ranks) for row in program.instructions(rank).tolist() if row[0] == send}
+
+
+def lines(ranks: int, replicas: int = 1, copies: int = 1, hosts: Iterable[tuple[int, int]] = (),
+          more: Iterable[tuple[int, int]] = ()) -> bytearray:
     """[ranks * ranks] Which ranks are connected, from one to another: 1, activations go there and gradients come back (to the next
-    rank of a replica, the last to the first too; with two copies of the model down the ranks and up); 2, it keeps guests of the
-    first."""
+    rank of a replica, the last to the first too; with two copies of the model down the ranks and up; and where `more`, ranks of a
+    replica, says so); 2, it keeps guests of the first."""
     pairs, each = bytearray(ranks * ranks), ranks // replicas
     for first in range(0, ranks, each):
         ring = [(r, r + 1) for r in range(each - 1)]
         ring += [(b, a) for a, b in ring] if copies > 1 else [(each - 1, 0)] if each > 1 else []
-        for a, b in ring:
+        for a, b in {*ring, *more}:
             pairs[(first + a) * ranks + first + b] |= 1
         for a, b in hosts:
             pairs[(first + a) * ranks + first + b] |= 2
@@ -40,17 +47,17 @@ def lines(ranks: int, replicas: int = 1, copies: int = 1, hosts: Iterable[tuple[
 
 
 def nccl(control: _core.Comm, largest: int, max_ctas: int = 0, replicas: int = 1, copies: int = 1,
-         hosts: Iterable[tuple[int, int]] = (), slots: int = LEAST) -> _core.Comm:
+         hosts: Iterable[tuple[int, int]] = (), slots: int = LEAST, more: Iterable[tuple[int, int]] = ()) -> _core.Comm:
     """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU. replicas: the
     ranks are those of so many, one behind the other; copies: of the model in each; hosts: ranks of a replica of which the second
-    keeps activations of the first; slots: messages on their way at each end (slots.py). With
+    keeps activations of the first; slots: messages on their way at each end (slots.py); more: as of :func:`lines`. With
     TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for machines: right results, no speed."""
     if os.environ.get("TERAPIPE_NCCL_ONE_GPU"):
         os.environ |= {"NCCL_HOSTID": f"rank {control.rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
                        "NCCL_IB_DISABLE": "1"}
         # One GPU's memory is in reach of itself: nothing that machines of one NVLink domain, or one machine, would go by.
         os.environ |= {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-    pairs = lines(control.region.ranks, replicas, copies, hosts)
+    pairs = lines(control.region.ranks, replicas, copies, hosts, more)
     capsule = cuda.load().nccl(_core.comm_link(control), pairs, largest, max_ctas, replicas, copies, slots)
     return _core.device_comm(control, capsule)
 
@@ -87,7 +94,7 @@ def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Com
         return control
     largest = message_bytes(plan.model.n_embd, plan.slicing, choose("cuda", job.get("dtype")).dtype)
     return nccl(control, largest, replicas=plan.data_parallel, copies=copies_of(plan), hosts=hosts_of(plan),
-                slots=needed(plan.program))
+                slots=needed(plan.program), more=flows(plan.program))
 
 
 def agree_on_attention(job: Mapping[str, Any], control: _core.Comm, device: int, dtype: str) -> None:

@@ -103,7 +103,8 @@ class World:
         case, largest = self.case, device_comm.message_bytes(WIDTH, self.cuts, self.case.dtype)
         if case.mode == "nccl":
             return device_comm.nccl(self.controls[rank], largest, replicas=case.replicas, copies=self.copies,
-                                    hosts=() if case.deaf else self.pairs, slots=slots.needed(self.program))
+                                    hosts=() if case.deaf else self.pairs, slots=slots.needed(self.program),
+                                    more=device_comm.flows(self.program))
         if case.mode != "inproc":
             return self.controls[rank]
         comm = device_comm.inproc(self.controls[rank], largest)

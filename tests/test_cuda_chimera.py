@@ -11,7 +11,7 @@ from cuda_ranks import launched as launched_by
 from test_chimera_engine import DATA, MODEL, OPTIONS, UNTIED, chimera, replicated
 
 import terapipe_c as tp
-from terapipe_c.device_comm import lines
+from terapipe_c.device_comm import flows, lines
 
 # (ranks, slicing of one copy of 3 sequences): micro-batches of one, for the GPU sums a whole one's tokens at a time
 WAYS = [(2, [(1, [24])] * 3), (4, [(1, [24])] * 3), (2, [(1, [20, 4]), (1, [1, 9, 14]), (1, [24])])]
@@ -47,6 +47,10 @@ def test_the_bits_of_as_many_replicas(fake_nccl, dtype, ranks):
 def test_who_is_connected():
     assert list(np.frombuffer(lines(6, 2, 2), np.uint8).reshape(6, 6).nonzero()[1]) == [1, 0, 2, 1, 4, 3, 5, 4]
     assert np.frombuffer(lines(4, hosts=[(0, 3), (2, 3)]), np.uint8).tolist() == [0, 1, 0, 2, 0, 0, 1, 0, 0, 0, 0, 3, 1, 0, 0, 0]
+    assert flows(tp.schedules.zb_v(3, 2).lower(False)) == {(0, 1), (1, 2), (2, 1), (1, 0)}
+    one = np.frombuffer(lines(3, more=[(2, 1), (1, 0)]), np.uint8).reshape(3, 3)
+    assert one.tolist() == [[0, 1, 0], [1, 0, 1], [1, 1, 0]]
+    assert (np.frombuffer(lines(6, 2, more=[(2, 1), (1, 0)]), np.uint8).reshape(6, 6) == np.kron(np.eye(2), one)).all()
     assert not any(lines(3, 3)) and list(lines(2)) == [0, 1, 1, 0] == list(lines(2, copies=2))
 
 

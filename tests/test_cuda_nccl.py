@@ -68,6 +68,22 @@ def test_hand_over_ends_where_more_messages_are_ahead_of_their_readers_than_ther
         assert all(one == of_program[0] for one in of_program)
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_stages_that_go_down_the_ranks_and_up_again(fake_nccl, tied):
+    """Of two ranks each is behind the other in the ring; of more, activations also go to the rank before, which NCCL's had no
+    communicator for."""
+    schedules = tp.schedules
+    programs = [schedules.zb_v(3, 2, 2), schedules.dualpipe_v(3, 6), schedules.hanayo(3, 1, 3, 2), schedules.hanayo(3, 2, 2),
+                schedules.zb_v(4, 2)]
+    cases = [{"mode": mode, "ranks": program.num_ranks, "layers": program.num_stages, "steps": 2, "tied": tied,
+              "chunks": program.num_stages // program.num_ranks, "micros": program.num_micro_batches,
+              "lengths": [12 // program.slices[0]] * program.slices[0], "text": str(program.lower(tied))}
+             for program in programs for mode in MODES]
+    results = [trained(one) for one in answers(fake_nccl, *cases)]
+    for host, nccl, inproc in zip(*[iter(results)] * 3, strict=True):
+        assert host == nccl == inproc
+
+
 def test_forwards_in_halves_go_through_every_communicator(fake_nccl):
     """AutoPipe's sliced 1F1B: a message of the first half, one of the second, or one of both."""
     programs = [(2, 3, 1), (3, 3, 2), (3, 4, 1)]
