@@ -143,7 +143,7 @@ def _model(args: argparse.Namespace) -> Any:
     return tp.GPTConfig(**{**MODEL_DEFAULTS, "block_size": 256 if args.seq_len is None else args.seq_len, **given})
 
 
-def _cluster(args: argparse.Namespace, backend: str, dtype: str | None) -> Any:
+def _cluster(args: argparse.Namespace, backend: str, dtype: str) -> Any:
     import terapipe_c as tp
 
     from .engine import STORE_VARIABLE
