@@ -288,6 +288,22 @@ def test_a_memory_limit_names_the_bytes_that_are_short():
 # ---- what it says of a step ------------------------------------------------------------------------------------------
 
 
+def test_a_step_on_a_closed_communicator_is_refused():
+    """The engine has a pointer to it; the process ended there."""
+    model, params, tokens = problem(1, 8)
+    partition, slicing = partition_of(model, [3]), [(1, [8])]
+    program = tp.schedules.gpipe(2, 1, [1]).split().lower(True)
+    region = region_for(model, partition, slicing, program)
+    comm = _core.Comm(region, 0, 1.0)
+    engine = RankEngine(model, partition, slicing, program, 0, comm)
+    engine.load(params)
+    comm.close()
+    for attempt in (engine.run, engine.evaluate):
+        with pytest.raises(tp.InvalidValueError, match="this communicator is closed"):
+            attempt(tokens)
+    assert set(engine.export("params")) == set(engine.names)
+
+
 def test_events_are_one_per_instruction_in_order_and_follow_the_messages():
     model, params, tokens = problem(2, 24)
     program = tp.schedules.seq1f1b(3, 2, 3).split().lower(True)

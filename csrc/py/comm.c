@@ -338,6 +338,15 @@ tp_py_comm_of(PyObject *object)
     return NULL;
 }
 
+int
+tp_py_comm_check(PyObject *object)
+{
+    for (; object != NULL; object = ((comm_object *)object)->beneath)
+        if (tp_py_comm_of(object) == NULL)
+            return -1;
+    return 0;
+}
+
 tp_region *
 tp_py_region_of(PyObject *object)
 {

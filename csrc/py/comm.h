@@ -8,6 +8,9 @@
 /* The communicator in a _core.Comm, which the caller keeps alive; NULL with TypeError if it is something else. */
 tp_comm *
 tp_py_comm_of(PyObject *object);
+/* 0 if it and all that it stands on are open; -1 with InvalidValueError. */
+int
+tp_py_comm_check(PyObject *object);
 /* The region in a _core.Region, or in the one a _core.Comm stands on; NULL with TypeError. */
 tp_region *
 tp_py_region_of(PyObject *object);

@@ -183,6 +183,15 @@ engine_claim(engine_object *self)
     return 0;
 }
 
+/* For what talks with other ranks: the engine knows its communicator by a pointer, which closing it has freed. */
+static int
+engine_claim_ranks(engine_object *self)
+{
+    if (self->comm != Py_None && tp_py_comm_check(self->comm) < 0)
+        return -1;
+    return engine_claim(self);
+}
+
 /* tokens: int32 [batch, seq_len + 1]; None only for an emulated engine. */
 static int
 view_tokens(engine_object *self, PyObject *tokens, Py_buffer *view)
@@ -217,7 +226,7 @@ engine_step(PyObject *object, PyObject *args, PyObject *kwargs)
     Py_buffer view;
     if (view_tokens(self, tokens, &view) < 0)
         return NULL;
-    if (engine_claim(self) < 0) {
+    if (engine_claim_ranks(self) < 0) {
         PyBuffer_Release(&view);
         return NULL;
     }
@@ -244,7 +253,7 @@ engine_evaluate(PyObject *object, PyObject *tokens)
         return PyErr_Format(PyExc_RuntimeError, "an emulated engine has no loss");
     if (view_tokens(self, tokens, &view) < 0)
         return NULL;
-    if (engine_claim(self) < 0) {
+    if (engine_claim_ranks(self) < 0) {
         PyBuffer_Release(&view);
         return NULL;
     }
