@@ -16,6 +16,8 @@
 #define TEXT_WAIT_NS   1000000000ll /* an aborter that is alive writes its text within this, on a busy machine too */
 #define TEXT_SPIN_NS   100000ll     /* until then without sleep; and between two looks */
 
+enum { TEXT_OPEN, TEXT_READY, TEXT_MISSED }; /* of text_ready; missed: one has waited in vain, and no other waits again */
+
 static uint64_t
 lines(uint64_t bytes)
 {
@@ -206,7 +208,7 @@ tp_region_abort(tp_region *region, tp_status code, int rank, const char *text)
         size_t length = strnlen(text, sizeof region->text - 1);
         memcpy(region->text, text, length);
         region->text[length] = 0;
-        atomic_store(&region->text_ready, 1);
+        atomic_store(&region->text_ready, TEXT_READY);
         tell(region, length);
     }
     for (int i = 0; i < region->ranks; i++) { /* also when not the first: the first may have died before it woke all */
@@ -227,15 +229,19 @@ tp_region_aborted(const tp_region *region, int *rank, char text[512])
     tp_status code = (tp_status)(failure >> 32);
     *rank = (int)(uint32_t)failure - 1;
     int64_t since = tp_clock_ns(), now = since;
-    for (; !atomic_load_explicit(&region->text_ready, memory_order_acquire); now = tp_clock_ns()) {
-        if (now > since + TEXT_WAIT_NS) {
-            snprintf(text, 512, "%s, and died before it could say why", tp_status_name(code));
-            return code;
-        }
-        if (now > since + TEXT_SPIN_NS)
+    uint32_t state;
+    while ((state = atomic_load_explicit(&region->text_ready, memory_order_acquire)) == TEXT_OPEN) {
+        if (now > since + TEXT_WAIT_NS)
+            atomic_compare_exchange_strong(&((tp_region *)region)->text_ready, &state, TEXT_MISSED);
+        else if (now > since + TEXT_SPIN_NS)
             tp_clock_sleep_until(now + TEXT_SPIN_NS); /* it may have lost its processor to those that wait for its words */
         else
             tp_cpu_relax();
+        now = tp_clock_ns();
+    }
+    if (state == TEXT_MISSED) {
+        snprintf(text, 512, "%s, and died before it could say why", tp_status_name(code));
+        return code;
     }
     memcpy(text, region->text, 512);
     return code;

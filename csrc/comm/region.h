@@ -42,7 +42,7 @@ struct tp_region {
     uint64_t arenas_at;                                          /* [ranks + 1] where each rank's arena begins and the last ends */
     /* The first failure: 0, or code << 32 | (rank + 1). One word: an aborter killed half-way leaves no doubt. */
     alignas(TP_LINE) _Atomic uint64_t failure;
-    _Atomic uint32_t text_ready;
+    _Atomic uint32_t text_ready; /* 0, or 1: text is there, or 2: it was waited for in vain, and may come still */
     _Atomic int32_t told; /* the descriptor that hears of it, + 1 */
     char text[512];
     alignas(TP_LINE) _Atomic uint64_t arrived; /* entries into all-gathers, of all ranks, ever */

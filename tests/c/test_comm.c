@@ -156,6 +156,25 @@ words_of_a_slow_one_are_waited_for(void)
     tp_shm_detach(memory, bytes);
 }
 
+/* Of one that died between its failure and its words: who asks twenty times, as the end of a run does, waits once. */
+static void
+words_that_never_come_are_waited_for_once(void)
+{
+    void *memory;
+    tp_region *region;
+    int rank = -1;
+    char text[512] = "";
+    size_t bytes = make_region(0, 1, 0, NULL, &memory, &region);
+    atomic_store(&region->failure, (uint64_t)TP_ERUNTIME << 32 | 2);
+    int64_t since = tp_clock_ns();
+    for (int i = 0; i < 20; i++)
+        MUST(tp_region_aborted(region, &rank, text) == TP_ERUNTIME && rank == 1 && strstr(text, "died before it could say why"));
+    MUST(tp_clock_ns() - since < 15000000000ll); /* not twenty times a second */
+    say_why(region); /* it was only slow */
+    MUST(tp_region_aborted(region, &rank, text) == TP_ERUNTIME && strcmp(text, "the words") == 0);
+    tp_shm_detach(memory, bytes);
+}
+
 static pid_t
 start(const char *kind, int number, int how, int rank)
 {
@@ -372,6 +391,7 @@ main(int count, char **words)
     if (wanted(only, "thread")) {
         paces();
         words_of_a_slow_one_are_waited_for();
+        words_that_never_come_are_waited_for_once();
     }
     for (int number = 0; number < CASES; number++) {
         if (wanted(only, "thread"))
