@@ -44,7 +44,7 @@ open_file(const char *path, trail *where)
 {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const char *why = handle ? NULL : dlerror();
-    int missing = why && strncmp(why, path, strlen(path)) == 0 && strstr(why, "No such file");
+    int missing = why && strncmp(why, path, strlen(path)) == 0 && (strstr(why, "No such file") || strstr(why, "Not a directory"));
     if (why && !missing && !where->broken[0])
         snprintf(where->broken, sizeof where->broken, "%.300s: %.200s", path, why);
     return handle;
