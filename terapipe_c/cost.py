@@ -26,7 +26,7 @@ from . import _core
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
-from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_gap, human_seconds, one_of, real, whole
+from .config import KINDS, Cluster, GPTConfig, brief, flag, html_table, human_gap, human_seconds, one_of, real, whole
 from .fit import Curve, at_least, fit_and_judge, given_line, layer_table, merged, numbers, read_curve
 from .links import Links, of_copies, timed_apart
 from .partition import block_counts, block_params, equal_lengths, even_partition, updated_params
@@ -86,6 +86,7 @@ class CostModel:
         lent_byte_s: seconds of a byte between stages where its reader copies it out of the sender's memory, who spends none; None:
             such messages go through rings too.
         backend, dtype: "cuda" where they are of GPUs: plans' memory is a GPU's then. device: the measured one's name.
+        reproducible: with which products it was measured, `launch`'s argument; None: that makes no difference, or is not known.
     """
 
     def __init__(self, curves: Mapping[tuple[str, str], Curve], *, source: str, tables: Float | None = None,
@@ -94,7 +95,7 @@ class CostModel:
                  copy_byte_s: float = 0.0, lent_byte_s: float | None = None, head_pass: Sequence[float] | None = None,
                  model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
                  fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None,
-                 backend: str = "cpu", dtype: str | None = None, device: str = "") -> None:
+                 backend: str = "cpu", dtype: str | None = None, device: str = "", reproducible: bool | None = None) -> None:
         for kind, phase in curves:
             if kind not in KINDS or phase not in PHASES:
                 raise InvalidValueError(f"there is no curve {kind}.{phase}: kinds are {', '.join(KINDS)}; phases F, I, W")
@@ -118,6 +119,7 @@ class CostModel:
                            for k, (m, w) in (fit_errors or {}).items()}
         where = choose(backend, dtype)
         self.backend, self.dtype, self.device = where.name, where.dtype, str(device)
+        self.reproducible = None if reproducible is None else flag("reproducible", reproducible)
         self.tables.flags.writeable = False
         self._pack = self._packed()
 
@@ -220,7 +222,7 @@ class CostModel:
                           comm: Mapping[str, float] | Iterable[Sequence[float]] | None = None, overhead_s: float = 0.0,
                           copy_byte_s: float = 0.0, lent_byte_s: float | None = None, model: GPTConfig | None = None,
                           seq_len: int | None = None, micro_batch: int = 1, backend: str = "cpu", dtype: str | None = None,
-                          device: str = "") -> CostModel:
+                          device: str = "", reproducible: bool | None = None) -> CostModel:
         """Fit every block and phase.
 
         Args:
@@ -232,7 +234,8 @@ class CostModel:
                 taken for noise.
             head_update_s: what the head adds to its stage's update.
             comm: ``{"latency_s": ..., "byte_s": ...}`` or [(bytes, seconds), ...], time on the link.
-            copy_byte_s, lent_byte_s, head_pass, model, seq_len, micro_batch, backend, dtype, device: as of a CostModel.
+            copy_byte_s, lent_byte_s, head_pass, model, seq_len, micro_batch, backend, dtype, device, reproducible: as of a
+                CostModel.
             overhead_s: fixed seconds of an instruction that the samples do not hold.
         """
         if not isinstance(samples, Mapping) or not all(isinstance(phases, Mapping) for phases in samples.values()):
@@ -259,7 +262,7 @@ class CostModel:
         return cls(curves, source="measured", overhead_s=overhead_s, optimizer_param_s=param_s, optimizer_stage_s=stage_s,
                    optimizer_head_s=head_update_s, latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s,
                    lent_byte_s=lent_byte_s, head_pass=head_pass, model=model, seq_len=seq_len, micro_batch=micro_batch,
-                   backend=backend, dtype=dtype, device=device,
+                   backend=backend, dtype=dtype, device=device, reproducible=reproducible,
                    fit_error=float(errors.mean()) if len(errors) else math.nan,
                    fit_errors={k: (float(e.mean()), float(e.max())) for k, e in judged.items() if len(e)})
 
@@ -501,7 +504,8 @@ class CostModel:
         def number(x: float) -> float | None:
             return None if math.isnan(x) else x
 
-        where = {"backend": self.backend, "dtype": self.dtype, "device": self.device} if self.backend != "cpu" else {}
+        where: dict[str, Any] = {} if self.reproducible is None else {"reproducible": self.reproducible}
+        where |= {"backend": self.backend, "dtype": self.dtype, "device": self.device} if self.backend != "cpu" else {}
         lent: dict[str, Any] = {} if self.lent_byte_s is None else {"lent_byte_s": self.lent_byte_s}
         waits = {} if self.head_pass is None else {"head_pass": list(self.head_pass)}
         return {
@@ -536,6 +540,7 @@ class CostModel:
                        optimizer_head_s=data.get("optimizer_head_s", 0.0), lent_byte_s=data.get("lent_byte_s"),
                        head_pass=data.get("head_pass"),
                        backend=data.get("backend", "cpu"), dtype=data.get("dtype"), device=data.get("device", ""),
+                       reproducible=data.get("reproducible"),
                        **{k: data[k] for k in ("granularity", "overhead_s", "optimizer_param_s", "optimizer_stage_s",
                                                "latency_s", "byte_s", "copy_byte_s")})
         except KeyError as error_:

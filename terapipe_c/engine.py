@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, schedules
+from . import _core, cuda, schedules
 from ._threads import Worker, start_all
 from .backend import Backend, choose, eager, own_gpu
 from .config import GPTConfig, brief, whole
@@ -209,9 +209,11 @@ class _TrainingEngine(RankEngine):
 
     def __init__(self, job: Mapping[str, Any], plan: Plan, rank: int, comm: _core.Comm | None) -> None:
         replica, of_replica = divmod(rank, plan.ranks)
+        device = _device_of(job, rank, plan.data_parallel * plan.copies)
+        self.gpu = cuda.devices()[device["device"]].name if device else ""
         super().__init__(plan.model, plan.stages, plan.slicing, plan.program, of_replica, comm, threads=job["threads_per_rank"],
                          recompute=plan.recompute, swap=plan.swap, store=store_of(job), replicas=plan.data_parallel,
-                         replica=replica, **_device_of(job, rank, plan.data_parallel * plan.copies))
+                         replica=replica, **device)
         share = plan.batch // plan.data_parallel
         self._sequences = slice(replica * share, (replica + 1) * share)
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],

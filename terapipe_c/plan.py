@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core
+from . import _core, cuda
 from ._core import DeadlineError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import choose, heads_refused
@@ -80,6 +80,7 @@ class Plan:
         granularity: slice lengths that were planned are multiples of it.
         compared: (what, predicted seconds) of alternatives. search_log: what the joint search tried, and why it stopped.
         backend, dtype: what its costs and memory are of (one for "cuda" runs there alone), and of activations.
+        device, reproducible: of the costs that its seconds are from: a measured GPU's name, "" where none was, and its products.
     """
 
     model: GPTConfig
@@ -110,6 +111,8 @@ class Plan:
     slicing_bound_s: float | None = None
     backend: str = "cpu"
     dtype: str = "float32"
+    device: str = ""
+    reproducible: bool | None = None
 
     @property
     def gap(self) -> float:
@@ -219,7 +222,9 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON types."""
-        data = {"format": _FORMAT, "version": _VERSION, "digest": self.digest, **self._identity(),
+        measured: dict[str, Any] = {} if self.reproducible is None else {"reproducible": self.reproducible}
+        measured |= {"device": self.device} if self.device else {}
+        data = {"format": _FORMAT, "version": _VERSION, "digest": self.digest, **self._identity(), **measured,
                 "cluster": self.cluster.to_dict(), "planner": self.planner,
                 "durations": {k: _thin(v) for k, v in self.durations.items()}, "step_time_s": self.step_time_s,
                 "lower_bound_s": self.lower_bound_s, "peak_memory_bytes": list(self.peak_memory_bytes),
@@ -240,6 +245,7 @@ class Plan:
             stages = check_partition(data["stages"], model)
             replicas = whole("data_parallel", data.get("data_parallel", 1))
             where = choose(data.get("backend", "cpu"), data.get("dtype"))
+            exact = data.get("reproducible")
             if batch % replicas:
                 raise no_divisor("data_parallel", replicas, "batch", batch)
             slicing = check_slicing([(b, lengths) for b, lengths in data["slicing"]], batch // replicas, seq_len)
@@ -266,6 +272,7 @@ class Plan:
                 swap=[whole(f"swap[{i}]", x, 0) for i, x in enumerate(data["swap"])], data_parallel=replicas,
                 search_log=[str(line) for line in data.get("search_log", [])],
                 slicing_bound_s=data.get("slicing_bound_s"), backend=where.name, dtype=where.dtype,
+                device=str(data.get("device", "")), reproducible=None if exact is None else flag("reproducible", exact),
                 memory_limit_bytes=data["memory_limit_bytes"], granularity=data["granularity"],
                 **{k: float(data[k]) for k in ("step_time_s", "lower_bound_s", "planning_time_s")})
         except KeyError as error:
@@ -501,6 +508,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
         partition=partition, slicing=slicing, executable=executable, time_limit_s=time_limit_s,
         recompute=recompute)
+    _tell_of_other_gpus(cluster, costs)
     found, log = _planned(request, progress)
     return _finished(request, found, log, start)
 
@@ -521,6 +529,17 @@ def costs_on(model: Any, cluster: Any, costs: Any, backend: Any, dtype: Any) -> 
     return found
 
 
+def _tell_of_other_gpus(cluster: Cluster, costs: CostModel | None) -> None:
+    """Where a plan is for this machine, and its seconds are another's."""
+    if costs is None or costs.backend != "cuda" or not costs.device or not cluster.is_local or cuda.why_not():
+        return
+    here = list(dict.fromkeys(gpu.name for gpu in cuda.devices()))
+    if costs.device not in here:
+        warnings.warn(f"the costs were measured on {costs.device!r} and this machine's GPUs are {' and '.join(map(repr, here))}: "
+                      "the plan's seconds are the other's; costs of tp.profile(..., backend='cuda') here would be right",
+                      stacklevel=3)
+
+
 def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:
     """The value of what was found."""
     judge, c, model = found.judge, found.candidate, request.model
@@ -535,7 +554,7 @@ def _finished(request: Request, found: Found, log: Sequence[str], start: float) 
         peak_memory_bytes=judge.peak(c, program), memory_limit_bytes=request.limit,
         bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
         slicing_bound_s=plan_slicing_bound(judge, c, request.unit),
-        backend=judge.costs.backend, dtype=judge.costs.dtype,
+        backend=judge.costs.backend, dtype=judge.costs.dtype, device=judge.costs.device, reproducible=judge.costs.reproducible,
         granularity=request.unit, data_parallel=judge.replicas.count, search_log=list(log),
         recompute=list(c.savings.recompute or [False] * model.num_blocks),
         swap=list(c.savings.swap or [0] * model.num_blocks), planning_time_s=time.perf_counter() - start)

@@ -371,7 +371,8 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
                                        lent_byte_s=lent if where.name == "cpu" else None,
                                        overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,
                                        seq_len=seq_len, micro_batch=micro_batch, backend=where.name, dtype=where.dtype,
-                                       device="" if where.name == "cpu" else cuda.devices()[0].name)
+                                       device="" if where.name == "cpu" else cuda.devices()[0].name,
+                                       reproducible=None if where.name == "cpu" else exact)
 
 
 MOST_REPEATS = 40

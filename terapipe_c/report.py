@@ -110,6 +110,19 @@ def _crowded(job: Mapping[str, Any], copies: bool) -> list[str]:
             f"{cores:g} core{'s' * (cores != 1)}: the prediction gives every thread a core of its own"]
 
 
+def _measured_otherwise(plan: Any, job: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why the prediction cannot hold, where its seconds are of another GPU or of other products than the run's."""
+    wrong = []
+    gpus = sorted({str(end["gpu"]) for end in ends if end.get("gpu")})
+    device, exact = str(getattr(plan, "device", "")), getattr(plan, "reproducible", None)
+    if device and gpus and gpus != [device]:
+        wrong.append(f"the plan's seconds were measured on {device}, it ran on {' and '.join(gpus)}")
+    ran_exact = bool(job["reproducible"]) or job["ranks"] > plan.ranks or plan.program.copies > 1  # engine.py: copies agree so
+    if exact is not None and gpus and exact != ran_exact:
+        wrong.append(f"the plan's seconds were measured with reproducible={exact}, its products were those of {ran_exact}")
+    return [f"{text}: a plan from costs of tp.profile of these would be right" for text in wrong]
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """Predicted beside measured; prints as a table. Times in seconds, memory in bytes.
@@ -163,6 +176,7 @@ class Report:
         timed = bool(times) and (sums is not None or int(getattr(plan, "data_parallel", 1)) * int(getattr(plan, "copies", 1)) == 1)
         caveats = _crowded(job, plan.program.swaps_beside)
         caveats += [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())]
+        caveats += _measured_otherwise(plan, job, ends)
         if times and not timed:
             caveats.append("the plan is of an older terapipe_c, and does not say what of its updates are sums of gradients: "
                            "planned again, it would be laid beside the last step")

@@ -129,7 +129,7 @@ class _Training:
         self.region.set_progress(self.rank, step)
         self.emit({"kind": "end", "steps_done": step, "peak_memory_bytes": int(self.engine.peak_memory_bytes),
                    "resident_memory_bytes": _resident_bytes(), "trace": [list(row) for row in self.engine.trace()],
-                   "caveats": list(getattr(self.engine, "caveats", ()))})
+                   "caveats": list(getattr(self.engine, "caveats", ())), "gpu": getattr(self.engine, "gpu", "")})
         self.comm.barrier()  # nobody ends before all have: an end means that the whole run is good
 
     def _step(self, step: int) -> tuple[dict[str, Any], bool]:

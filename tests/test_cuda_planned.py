@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,34 @@ def test_costs_of_a_gpu_are_for_its_machine(capsys, emulation, monkeypatch, tmp_
         tp.cuda.load().emu_machine()
     with pytest.raises(tp.Error, match=r"swap_folder is of a CPU's ranks"):
         tp.Cluster.local(backend="cuda", swap_folder=tmp_path)
+
+
+def test_seconds_of_another_gpu_or_of_other_products_are_told(emulation, tmp_path):
+    """Where it is planned on this machine, and in the report of what ran."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=16)
+    costs = tp.profile(model, backend="cuda", dtype="float32", budget_s=0.3, reproducible=False)
+    costs.save(tmp_path / "costs.json")
+    own, here = tp.CostModel.load(tmp_path / "costs.json"), tp.Cluster.local(2, backend="cuda")
+    assert own == costs and own.reproducible is False and own.device == tp.cuda.devices()[0].name
+    other = tp.CostModel.from_dict({**own.to_dict(), "device": "GPU of elsewhere"})
+    request = {"batch": 2, "seq_len": 16, "planner": "uniform", "stages": 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mine, elsewhere = tp.plan(model, here, costs=own, **request), tp.plan(model, tp.Cluster(2), costs=other, **request)
+    with pytest.warns(UserWarning, match="costs were measured on 'GPU of elsewhere' and this machine's GPUs are '" + own.device):
+        tp.plan(model, here, costs=other, **request)
+    elsewhere.save(tmp_path / "plan.json")
+    elsewhere = tp.Plan.load(tmp_path / "plan.json")
+    assert (elsewhere.device, elsewhere.reproducible) == ("GPU of elsewhere", False) and elsewhere.digest == mine.digest
+
+    def told(plan, **options):
+        run = tp.launch(plan, list(range(60)) * 9, 1, backend="cuda", dtype="float32", devices=[0, 0], processes=False,
+                        progress=False, **options)
+        return [text for text in run.wait().report().caveats if "the plan's seconds" in text]
+
+    assert told(mine, reproducible=False) == []
+    assert [text.partition(",")[0] for text in told(elsewhere)] == [
+        "the plan's seconds were measured on GPU of elsewhere", "the plan's seconds were measured with reproducible=False"]
 
 
 def test_heads_that_a_gpu_cannot_compute_are_refused_before_a_rank_starts(emulation):
