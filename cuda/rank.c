@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "cuda/faults.h"
 #include "cuda/kernels.h"
 
 /* ---- the account's memory ------------------------------------------------------------------------------------------------ */
@@ -208,6 +209,7 @@ tp_cuda_attention_choose(const tp_cuda_properties *properties, tp_dtype dtype, t
 {
     int asked;
     TP_TRY(attention_asked(&asked));
+    TP_TRY(tp_cuda_check_capability(properties)); /* where nothing has opened the device yet */
     *out = TP_ATTENTION_MMA;
     if (dtype != TP_BF16 || asked == MMA)
         return TP_OK;

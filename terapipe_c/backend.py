@@ -58,8 +58,9 @@ def own_gpu(local_rank: int) -> int:
 def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: Sequence[int]) -> list[int]:
     """The GPU of each rank on this machine: rank r's is r, or what `devices` says, where ranks may share one.
 
-    Raises before anything is started: ExecutionError (no driver, too old, no GPU), InvalidValueError (fewer GPUs than ranks;
-    different ones, unless `devices` asks for them), OutOfMemoryError (needed: bytes of each rank).
+    Raises before anything is started: ExecutionError (no driver, driver or GPU too old, no GPU), InvalidValueError (fewer GPUs than
+    ranks; different ones, unless `devices` asks for them; a kernel of attention that a GPU lacks), OutOfMemoryError (needed: bytes
+    of each rank).
     """
     if backend.name == "cpu":
         _check_none(devices)
@@ -82,6 +83,7 @@ def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: S
         raise _core.InvalidValueError(f"the ranks' GPUs differ ({', '.join(names)}): a plan knows one kind; devices={placed} asks "
                                       "for them all the same")
     for device in sorted(set(placed)):
+        cuda.attention_kernel(device, backend.dtype)
         here = [rank for rank in range(ranks) if placed[rank] == device]
         what = f"rank {here[0]} needs" if len(here) == 1 else f"ranks {', '.join(map(str, here))} need"
         _check_room(what, sum(needed[rank] for rank in here), found[device])
@@ -106,6 +108,7 @@ def place_own(backend: Backend, rank: int, local_rank: int, devices: Sequence[in
                                           f"that shows {count} GPUs: numbers from 0 to {count - 1}, one for each rank of a machine,"
                                           " would be right")
         device = devices[local_rank]
+    cuda.attention_kernel(device, backend.dtype)
     _check_room(f"rank {rank} needs", needed, cuda.devices()[device])
 
 

@@ -51,8 +51,11 @@ def nccl(control: _core.Comm, largest: int, max_ctas: int = 0, replicas: int = 1
     """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU. replicas: the
     ranks are those of so many, one behind the other; copies: of the model in each; hosts: ranks of a replica of which the second
     keeps activations of the first; slots: messages on their way at each end (slots.py); more: as of :func:`lines`. With
-    TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for machines: right results, no speed."""
-    if os.environ.get("TERAPIPE_NCCL_ONE_GPU"):
+    TERAPIPE_NCCL_ONE_GPU=1, processes on one GPU take themselves for machines: right results, no speed."""
+    wish = os.environ.get("TERAPIPE_NCCL_ONE_GPU")
+    if wish not in (None, "", "0", "1"):
+        raise _core.InvalidValueError(f"TERAPIPE_NCCL_ONE_GPU is {wish!r}: 0 or 1 would be right")
+    if wish == "1":
         os.environ |= {"NCCL_HOSTID": f"rank {control.rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
                        "NCCL_IB_DISABLE": "1"}
         # One GPU's memory is in reach of itself: nothing that machines of one NVLink domain, or one machine, would go by.

@@ -15,6 +15,7 @@ from ports import free_port
 
 import terapipe_c as tp
 from terapipe_c import cli
+from terapipe_c.backend import Backend, place_own
 
 if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
@@ -113,6 +114,28 @@ def test_heads_that_a_gpu_cannot_compute_are_refused_before_a_rank_starts(emulat
     with pytest.raises(tp.Error, match=f"^{why}"):
         tp.launch(tp.plan(wide, tp.Cluster(1), **request), list(range(60)) * 9, 1, backend="cuda", progress=False)
     assert tp.plan(wide, tp.Cluster(1), **request).executable
+
+
+@pytest.mark.parametrize(("wish", "machine", "message"), [
+    ("banana", {}, 'TERAPIPE_ATTENTION is "banana": "own"'),
+    ("wgmma", {"major": 8}, "attention by wgmma runs on 9.0 .Hopper. alone"),
+    (None, {"major": 7, "minor": 5}, "compute capability 7.5; 8.0 .Ampere. or newer is needed")])
+def test_attention_that_a_gpu_cannot_compute_is_refused_before_a_rank_starts(emulation, monkeypatch, tmp_path, wish, machine,
+                                                                             message):
+    model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=16, vocab_size=61, block_size=16)
+    plan = tp.plan(model, tp.Cluster(1), batch=1, seq_len=16, planner="uniform", stages=1)
+    if wish:
+        monkeypatch.setenv("TERAPIPE_ATTENTION", wish)
+    tp.cuda.load().emu_machine(**machine)
+    try:
+        for refused in (lambda: tp.launch(plan, list(range(60)) * 9, 1, backend="cuda", out=tmp_path / "run", progress=False),
+                        lambda: place_own(Backend("cuda", "bf16"), 3, 0, None, 0), lambda: tp.cuda.attention_kernel(0),
+                        lambda: tp.profile(model, backend="cuda", budget_s=0.1)):
+            with pytest.raises(tp.Error, match=message):
+                refused()
+    finally:
+        tp.cuda.load().emu_machine()
+    assert not (tmp_path / "run").exists()
 
 
 def test_ranks_that_would_send_otherwise_are_told_so(tmp_path):
