@@ -128,7 +128,7 @@ def why_not(nvcc):
 
 
 # All of one release: nvidia-cuda-nvcc takes any nvvm and crt of 13, and what a newer nvvm writes an older ptxas does not read.
-WHEELS = " ".join(f"nvidia-{part}==13.0.*" for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime"))
+WHEELS = " ".join(f"'nvidia-{part}==13.0.*'" for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime"))
 
 
 @functools.cache

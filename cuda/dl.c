@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *told; /* folders between colons */
@@ -38,13 +39,14 @@ tp_dl_set_folders(const char *folders)
     return TP_OK;
 }
 
-/* A file that is there and does not load is no file that is missing: it says what is wrong with it, or with what it needs. */
+/* A file that is there and does not load is no file that is missing: it says what is wrong with it, or with what it needs. The
+ * loader says so in the words of LC_MESSAGES; of a bare name that it found nowhere it says that name, else the path that it found. */
 static void *
 open_file(const char *path, trail *where)
 {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const char *why = handle ? NULL : dlerror();
-    int missing = why && strncmp(why, path, strlen(path)) == 0 && (strstr(why, "No such file") || strstr(why, "Not a directory"));
+    int missing = why && (strchr(path, '/') ? access(path, F_OK) != 0 : strncmp(why, path, strlen(path)) == 0);
     if (why && !missing && !where->broken[0])
         snprintf(where->broken, sizeof where->broken, "%.300s: %.200s", path, why);
     return handle;

@@ -30,9 +30,7 @@ typedef struct {
 static void
 close_box(inproc_comm *c, outbox *box)
 {
-    int rank;
-    char text[512];
-    if (box == NULL || tp_region_aborted(c->base.region, &rank, text) != TP_OK)
+    if (box == NULL || tp_region_is_aborted(c->base.region))
         return; /* after an abort nobody knows who still reads it: it ends with the process */
     for (int i = 0; i < TP_INPROC_SLOTS; i++) {
         tp_cuda_free(c->base.device, box->slot[i]);

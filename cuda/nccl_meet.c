@@ -380,8 +380,6 @@ void
 tp_nccl_part(tp_cuda_comm *base)
 {
     nccl_comm *c = (nccl_comm *)base;
-    int rank;
-    char text[512];
     pthread_mutex_lock(&c->lock);
     c->ending = 1;
     pthread_cond_broadcast(&c->changed);
@@ -389,7 +387,7 @@ tp_nccl_part(tp_cuda_comm *base)
     if (c->watching)
         pthread_join(c->thread, NULL);
     c->watching = 0;
-    if (tp_region_aborted(c->base.region, &rank, text) != TP_OK)
+    if (tp_region_is_aborted(c->base.region))
         tp_nccl_abort(c); /* a call may be under way, as when ranks meet: until it ends a communicator takes no other */
     for (int i = 0; i < c->channels && !c->aborted; i++) {
         nccl_channel *ch = &c->channel[i];

@@ -182,9 +182,7 @@ tp_nccl_watch(void *argument)
             watch_channel(c, &c->channel[i]);
         if (!c->aborted && !c->ending)
             watch_exchanges(c);
-        int rank;
-        char text[512];
-        if (tp_region_aborted(c->base.region, &rank, text) != TP_OK)
+        if (tp_region_is_aborted(c->base.region))
             tp_nccl_abort(c);
     }
     pthread_mutex_unlock(&c->lock);

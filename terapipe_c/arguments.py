@@ -89,6 +89,8 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
     p.add_argument("--fast", action="store_true", help="products as `train --fast` has them, on cuda")
     p.add_argument("--threads", type=int, default=1, help="threads of one rank (default 1)")
+    p.add_argument("--ranks", type=int, help="ranks that run at once while measuring (cores divided by --threads if not given)")
+    p.add_argument("--budget-s", type=float, default=20.0, help="seconds to measure in, about (default 20)")
     p.add_argument("--out", help="save the cost model here; replaces cost models alone")
 
     p = add(

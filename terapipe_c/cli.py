@@ -262,6 +262,8 @@ def _profile(args: argparse.Namespace) -> int:
         backend=args.backend,
         dtype=args.dtype,
         threads=args.threads,
+        ranks=args.ranks,
+        budget_s=args.budget_s,
         reproducible=not args.fast,
     )
     result: dict[str, Any] = {

@@ -415,6 +415,8 @@ def test_what_would_be_ignored_or_lost_is_refused_first(capsys, tmp_path):
         (["train", plan, "--batch", 4, "--data", "x", "--steps", 1, "--out", "x"], "--batch would change nothing"),
         (["train", plan, "--batch", 8, "--data", "x", "--steps", 1, "--out", "x"], "--batch would change nothing"),
         (["profile", "--out", tmp_path / "none/costs.json"], "no such folder to write into"),
+        (["profile", "--budget-s", -1], "budget_s is -1"),
+        (["profile", "--ranks", 0], "ranks is 0"),
         (["view", tmp_path / "text.txt", "--svg", "x"], "text.txt is neither a plan nor a program: byte 0"),
         (["simulate", plan, "--fwd", 1], "--fwd would change nothing: that is for a program or a named schedule"),
         (["view", plan, "--bwd", 2, "--comm", 0], "--bwd, --comm would change nothing"),

@@ -94,7 +94,9 @@ tp_region_ranks(const tp_region *region);
 /* The first abort wins: code, rank, instruction words and text are kept, all waiters wake. Async-signal-safe. */
 void
 tp_region_abort(tp_region *region, tp_status code, int rank, const char *text);
-/* Status of the abort (TP_OK: none); text (up to 512 bytes) and rank of the first failure. */
+int
+tp_region_is_aborted(const tp_region *region);
+/* Status of the abort (TP_OK: none); text (up to 512 bytes) and rank of the first failure. May wait for its words, a second at most. */
 tp_status
 tp_region_aborted(const tp_region *region, int *rank, char text[512]);
 /* From now on the words of the first failure are written to this descriptor as soon as they are known: the process may be killed

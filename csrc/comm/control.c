@@ -86,9 +86,7 @@ drop_line(tp_control *c, line *l, int error)
     l->fd = -1;
     if (l->left || c->closing)
         return;
-    int first;
-    char text[512];
-    if (c->comm->rank != 0 && c->comm->ranks > 2 && error != ETIMEDOUT && tp_region_aborted(c->region, &first, text) == TP_OK)
+    if (c->comm->rank != 0 && c->comm->ranks > 2 && error != ETIMEDOUT && !tp_region_is_aborted(c->region))
         nanosleep(&(struct timespec){.tv_nsec = KILLED_NS}, NULL); /* rank 0 may not be the first to end, and told of who was */
     mourn(c, l->rank, error, "ended without a word (its connection closed)");
 }

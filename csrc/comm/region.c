@@ -220,6 +220,12 @@ tp_region_abort(tp_region *region, tp_status code, int rank, const char *text)
     errno = saved;
 }
 
+int
+tp_region_is_aborted(const tp_region *region)
+{
+    return atomic_load_explicit(&region->failure, memory_order_acquire) != 0;
+}
+
 tp_status
 tp_region_aborted(const tp_region *region, int *rank, char text[512])
 {

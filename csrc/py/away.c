@@ -44,9 +44,7 @@ tp_py_leave(tp_py_away *away)
 static int
 heard_abort(void *context)
 {
-    int rank;
-    char text[512];
-    return tp_region_aborted(context, &rank, text) != TP_OK;
+    return tp_region_is_aborted(context);
 }
 
 void
