@@ -271,6 +271,15 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else str(value)
 
 
+def valid(value: Any) -> Any:
+    """The same of what Python reads as JSON: JSON has no word for what is not finite, which most others refuse a file for."""
+    if isinstance(value, dict):
+        return {name: valid(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [valid(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Warming:
     """What questions do beforehand, beside the checks."""
 
@@ -428,7 +437,7 @@ class Asking:
         for path in paths if self.out != os.devnull else ():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                Path(f"{path}.new").write_text(json.dumps(self.result, indent=1) + "\n")
+                Path(f"{path}.new").write_text(json.dumps(valid(self.result), indent=1, allow_nan=False) + "\n")
                 os.replace(f"{path}.new", path)
                 self.unwritten.discard(path)
             except OSError as error:

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,6 +31,31 @@ def test_at_worst_it_ends_within_nine_minutes():
     assert speed and all(q.answer.__doc__ for q in gpu_check.questions())
     right = len(gpu_check.questions()) - len(speed)
     assert gpu_check.LANES * (gpu_check.RIGHT_S // gpu_check.KEPT_S) >= right, "each is asked, whatever hangs before it"
+
+
+RANKS = """
+import os, sys
+import terapipe_c
+sys.path.insert(0, os.environ["BENCHMARKS"])
+import gpu_check
+for name in sys.argv[1:]:
+    (asked,) = (q for q in gpu_check.questions() if q.name == name)
+    told = asked.answer()
+    assert told["losses"]["nccl"] == told["losses"]["host"] and told["caveats"] == {"host": [], "nccl": []}, told
+    print(name)
+"""
+
+
+def test_ranks_on_one_gpu_send_by_nccl_up_and_down_and_in_halves(tmp_path):
+    """The plans are what they are called: stages that come back to the first rank, forwards in halves, over three ranks."""
+    cuda_emu = pytest.importorskip("cuda_emu")
+    if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
+        pytest.skip("no CUDA sources beside the tests, or no gcc")
+    names = ["NCCL down and up again", "NCCL halves"]
+    ran = subprocess.run([sys.executable, "-c", RANKS, *names], cwd=tmp_path, capture_output=True, text=True, timeout=200,
+                         env={**os.environ, "BENCHMARKS": str(ROOT / "benchmarks"), "GPU_CHECK_SMALL": "1",
+                              "TERAPIPE_CUDA_MODULE": str(cuda_emu.build())})  # fmt: skip
+    assert ran.returncode == 0 and ran.stdout.splitlines() == names, ran.stdout + ran.stderr
 
 
 def test_every_question_is_listed():
@@ -305,7 +331,8 @@ def odd():
         size = 1
         def item(self):
             return 0.5
-    return {"headline": "odd", "number": Number(), "place": Path("/x")}
+    nan = float("nan")
+    return {"headline": "odd", "number": Number(), "place": Path("/x"), "not finite": [nan, {"least": -float("inf")}, (nan, 1.0)]}
 
 def graphs():
     if os.environ.get("GRAPHS") != "0":
@@ -348,7 +375,7 @@ def check(checkout, *options, **environment):
     ran = subprocess.run([sys.executable, "benchmarks/gpu_check.py", *options], cwd=checkout, capture_output=True, text=True,
                          env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin", "OUT": str(checkout / "out")} | environment)  # fmt: skip
     (written,) = (checkout / "out").iterdir()
-    return ran, json.loads(written.read_text())
+    return ran, json.loads(written.read_text(), parse_constant=pytest.fail)  # NaN and Infinity, of which JSON knows nothing
 
 
 def test_a_question_that_fails_or_hangs_leaves_the_others(checkout):
@@ -475,7 +502,9 @@ def until_gone(pid):
 
 
 def test_an_answer_is_not_lost_for_what_json_does_not_know(checkout):
-    assert check(checkout, "--only", "odd")[1]["questions"]["odd"]["answer"] == {"headline": "odd", "number": 0.5, "place": "/x"}
+    _, result = check(checkout, "--only", "odd")
+    assert result["questions"]["odd"]["answer"] == {"headline": "odd", "number": 0.5, "place": "/x",
+                                                    "not finite": ["nan", {"least": "-inf"}, ["nan", 1.0]]}  # fmt: skip
 
 
 def test_what_fails_is_asked_again_without_what_may_be_at_fault(checkout):

@@ -1,45 +1,68 @@
 """Messages of device memory on one GPU: several ranks by NCCL, each a process that takes itself for a machine of its own
-(NCCL_HOSTID, sockets over the loopback: the real multi-node path, no timings), and stages in green contexts."""
+(NCCL_HOSTID, sockets over the loopback: the real multi-node path, no timings), and stages in green contexts. Without a GPU ranks
+that send by NCCL are threads of the question's process, by the tests' library (tests/cuda/fake_nccl.c)."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 from gpu_check import Question, in_time, small, so_far
 
+FOLDER = tempfile.TemporaryDirectory()
+TOKENS, PEAK = (32, 1e12) if small() else (128, 1e14)  # of a sequence; FLOP/s that plans are made for
 
-def small_plan(tp, stages, replicas, chunks):
+
+def small_plan(tp, stages, replicas, chunks, schedule):
     """With several stages a rank: in so many slices that channels need more than two slots (terapipe_c/slots.py)."""
     from terapipe_c.slots import LEAST, needed
 
-    model = tp.GPTConfig(n_layer=stages * chunks, n_head=2, n_embd=128, vocab_size=256, block_size=128)
-    order = {"schedule": "looped-bfs", "chunks": chunks} if chunks > 1 else {}
-    lengths = [8] * 16 if chunks > 1 else [64, 64]
-    plan = tp.plan(model, tp.Cluster(num_devices=stages * replicas, peak_flops=1e14), batch=2 * replicas, seq_len=128,
-                   planner="uniform", stages=stages, slicing=[(1, lengths)] * 2, data_parallel=replicas, backend="cuda",
-                   **order)  # fmt: skip
-    assert (needed(plan.program) > LEAST) == (chunks > 1), needed(plan.program)
+    halves = schedule == "sliced-1f1b"  # of large micro-batches: of small ones they would save nothing, and a plan has none
+    micros, sequences = (3, 8) if halves else (2, 1)
+    order = {"schedule": schedule} if schedule else {"schedule": "looped-bfs", "chunks": chunks} if chunks > 1 else {}
+    model = tp.GPTConfig(n_layer=stages * chunks, n_head=2, n_embd=128, vocab_size=256, block_size=TOKENS)
+    slices = 1 if halves else 16 if chunks > 1 and not schedule else 2
+    plan = tp.plan(model, tp.Cluster(num_devices=stages * replicas, peak_flops=PEAK), batch=micros * sequences * replicas,
+                   seq_len=TOKENS, planner="uniform", stages=stages, slicing=[(sequences, [TOKENS // slices] * slices)] * micros,
+                   data_parallel=replicas, backend="cuda", **order)  # fmt: skip
+    assert (needed(plan.program) > LEAST) == (chunks > 1 and not schedule), needed(plan.program)
+    assert plan.program.num_stages == stages * chunks and ("F0.0a" in str(plan.program)) == halves, str(plan.program)
     return plan
 
 
-def nccl(stages, replicas=1, chunks=1):
+def by_threads():
+    """How what sends by the tests' NCCL is launched, which without a GPU is the one there is."""
+    if not small():
+        return {}
+    if "TERAPIPE_NCCL" not in os.environ:
+        from cuda_ranks import compile_fake
+
+        os.environ["TERAPIPE_NCCL"] = str(compile_fake(Path(FOLDER.name)))
+    return {"processes": False}
+
+
+def nccl(stages, replicas=1, chunks=1, schedule=None):
     def answer():
         import terapipe_c as tp
 
         data = np.arange(40_000, dtype=np.int32) * 7 % 256
         losses, caveats, ranks = {}, {}, stages * replicas
-        for kind in ("host",) if small() else ("host", "nccl"):
+        for kind, way in (("host", {}), ("nccl", by_threads())):
             os.environ |= {"TERAPIPE_COMM": kind, "TERAPIPE_NCCL_ONE_GPU": "1", "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
-            run = tp.launch(small_plan(tp, stages, replicas, chunks), data, 3, backend="cuda", devices=[0] * ranks, progress=False,
-                            timeout_s=max(5.0, min(25.0, in_time() / 3)), reproducible=replicas == 1)
+            run = tp.launch(small_plan(tp, stages, replicas, chunks, schedule), data, 3, backend="cuda", devices=[0] * ranks,
+                            progress=False, timeout_s=max(5.0, min(25.0, in_time() / 3)), reproducible=replicas == 1,
+                            **way)  # fmt: skip
             losses[kind] = [(record.loss, record.grad_norm) for record in run.wait()]
             report = run.report()
             caveats[kind] = report.caveats
-            assert report.peak_memory_bytes == report.predicted_peak_memory_bytes, report.peak_memory_bytes
             so_far({"losses": losses, "caveats": caveats})
-        assert len(losses["host"]) == 3 and (small() or losses["nccl"] == losses["host"]), losses
+            assert report.peak_memory_bytes == report.predicted_peak_memory_bytes, report.peak_memory_bytes
+        assert len(losses["host"]) == 3 and losses["nccl"] == losses["host"], losses
         return {"headline": "the same losses as through the host's memory", "losses": losses, "caveats": caveats}
 
-    who = f"{stages} ranks" + (f" of {chunks} stages, in 16 slices" if chunks > 1 else "")
+    who = f"{stages} ranks" + (f" of {chunks} stages" if chunks > 1 else "")
+    who += f" in schedule {schedule}" if schedule else ", in 16 slices" if chunks > 1 else ""
+    who += ", forwards in halves" if schedule == "sliced-1f1b" else ""
     if replicas > 1:
         who = f"{replicas} replicas of {who}, which add their gradients"
     answer.__doc__ = f"Losses of 3 steps of {who}, all on GPU 0: by NCCL the same bits as through the host's memory."
@@ -65,4 +88,6 @@ def green():
 
 
 QUESTIONS = [Question("green contexts", 25, green, order=25), Question("NCCL 2 ranks", 60, nccl(2, chunks=2), order=19),
-             Question("NCCL 4 ranks", 75, nccl(4), order=20), Question("NCCL replicas", 75, nccl(2, 2), order=24)]
+             Question("NCCL 4 ranks", 75, nccl(4), order=20), Question("NCCL replicas", 75, nccl(2, 2), order=24),
+             Question("NCCL down and up again", 60, nccl(3, chunks=2, schedule="zb-v"), order=24),
+             Question("NCCL halves", 60, nccl(3, schedule="sliced-1f1b"), order=24)]
