@@ -140,28 +140,29 @@ def digest() -> str:
     return total.hexdigest()[:16]
 
 
-# The driver itself, where nothing else is there to ask: its library needs no other.
+# The driver itself: which GPU is the first is CUDA's to say, by speed and CUDA_VISIBLE_DEVICES, of which nvidia-smi knows nothing.
 ASK_DRIVER = """
-import ctypes
-cuda, name, number = ctypes.CDLL("libcuda.so.1"), ctypes.create_string_buffer(100), ctypes.c_int()
-assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetName(name, 100, 0) == 0
+import ctypes, uuid
+cuda, name, number, raw = ctypes.CDLL("libcuda.so.1"), ctypes.create_string_buffer(100), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetName(name, 100, 0) == 0 and cuda.cuDeviceGetUuid(raw, 0) == 0
 parts = [(cuda.cuDeviceGetAttribute(ctypes.byref(number), which, 0), number.value) for which in (75, 76)]
 assert [status for status, _ in parts] == [0, 0]
-print(name.value.decode(), ".".join(str(value) for _, value in parts), sep="\\n")
+print(name.value.decode(), ".".join(str(value) for _, value in parts), f"GPU-{uuid.UUID(bytes=bytes(raw))}", sep="\\n")
 """
 
 
 def gpu(seconds: float = 60.0) -> dict[str, str]:
-    """The first GPU as nvidia-smi tells it, or the driver; {} where there is none. Asked without the package, not built yet, and
-    within so many seconds: of a GPU that hangs neither answers."""
+    """The GPU that runs what is asked, as the driver tells it and nvidia-smi; {} where there is none. Asked without the package,
+    not built yet, and within so many seconds: of a GPU that hangs neither answers."""
     until, short = time.monotonic() + seconds, ("name", "compute_cap")
+    lines = told_by([sys.executable, "-c", ASK_DRIVER], until).splitlines()
+    *first, which = lines if len(lines) == 3 else ["0"]
     for fields in (("name", "driver_version", "memory.total", "clocks.sm", "clocks.max.sm", "power.limit", "mig.mode.current",
                     "compute_cap"), short):  # fmt: skip
-        told = told_by(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", "0"], until)
+        told = told_by(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", which], until)
         if len(values := [v.strip() for v in told.strip().split(",")]) == len(fields):
             return dict(zip(fields, values, strict=True))
-    lines = told_by([sys.executable, "-c", ASK_DRIVER], until).splitlines()
-    return dict(zip(short, lines, strict=True)) if len(lines) == len(short) else {}
+    return dict(zip(short, first, strict=True)) if first else {}
 
 
 def told_by(command: list[str], until: float) -> str:
