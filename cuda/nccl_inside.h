@@ -76,6 +76,7 @@ typedef struct {
     nccl_channel *channel;    /* [channels] of this rank, in the order in which all ranks make them */
     nccl_twins twins;
     nccl_exchanges exchanges;
+    int64_t lost_ns; /* the watch's: since when it knows of a communicator's error */
     pthread_t thread;
     pthread_mutex_t lock; /* NCCL's calls, `aborted`, `ending` and what the watch reads of the others */
     pthread_cond_t changed;
@@ -112,7 +113,8 @@ tp_nccl_part(tp_cuda_comm *base);
 /* With the lock held: abort all communicators, once. */
 void
 tp_nccl_abort(nccl_comm *c);
-/* The status and words for a call's result; aborts everything. peer: the call's peer, or NCCL_EVERYBODY. */
+/* The status and words for a call's result; aborts everything. peer: the call's peer, or NCCL_EVERYBODY. EABORTED: the words of who
+ * failed first, which it waits for where a rank may be lost; nothing is aborted yet. */
 tp_status
 tp_nccl_fail(nccl_comm *c, int result, nc_comm comm, int peer, const char *what);
 /* Poll until the operation begun on the communicator is enqueued on its stream. result: what the call itself returned. ETIMEOUT,

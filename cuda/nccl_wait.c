@@ -9,6 +9,7 @@
 
 #define TICK_NS     50000000ll
 #define PATIENCE_NS 60000000000ll /* limit for making and ending communicators where there is no deadline */
+#define WORD_NS     1000000000ll  /* for the word on why NCCL failed */
 
 /* All aborts are in one group, so that every communicator is told before any is taken apart: that may wait for the device, and so
  * for the kernels of the others (NCCL issue 1013; groups since 2.22). */
@@ -59,10 +60,33 @@ with(const nccl_comm *c, int peer)
     return text;
 }
 
+/* May it be that a rank was lost? NCCL may see that before the word on which and why has come, and names nobody itself. Who calls it
+ * wrongly is to blame alone. */
+static int
+may_be_lost(int result)
+{
+    return result != NC_INVALID_ARGUMENT && result != NC_INVALID_USAGE;
+}
+
+static tp_status
+hear(const nccl_comm *c)
+{
+    int64_t until = tp_clock_ns() + WORD_NS;
+    while (tp_clock_ns() < until) {
+        TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
+        tp_clock_sleep_until(tp_clock_ns() + 1000000);
+    }
+    return TP_OK;
+}
+
 tp_status
 tp_nccl_fail(nccl_comm *c, int result, nc_comm comm, int peer, const char *what)
 {
+    if (may_be_lost(result))
+        TP_TRY(hear(c));
+    pthread_mutex_lock(&c->lock); /* or the watch may abort it meanwhile */
     const char *more = comm != NULL && !c->aborted ? c->nccl->last_error(comm) : "";
+    pthread_mutex_unlock(&c->lock);
     tp_status status = result == NC_REMOTE_ERROR ? TP_ECONNECTION : TP_ERUNTIME;
     with_text other = with(c, peer);
     tp_fail(status, "rank %d: NCCL's %s%s: %s%s%s%s", c->base.comm.rank, what, other.whom, c->nccl->error_string(result),
@@ -112,6 +136,9 @@ watch_errors(nccl_comm *c, nc_comm comm, int peer)
     int state = NC_SUCCESS;
     char text[512];
     if (comm == NULL || c->nccl->get_async_error(comm, &state) != NC_SUCCESS || state == NC_SUCCESS || state == NC_IN_PROGRESS)
+        return;
+    c->lost_ns = c->lost_ns == 0 ? tp_clock_ns() : c->lost_ns;
+    if (may_be_lost(state) && tp_clock_ns() - c->lost_ns < WORD_NS)
         return;
     if (peer == NCCL_EVERYBODY)
         snprintf(text, sizeof text, "rank %d: NCCL between it and the same ranks of other replicas: %s", c->base.comm.rank,
