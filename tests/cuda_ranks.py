@@ -202,10 +202,10 @@ def trained(result: Mapping[str, Any]) -> tuple[list[Any], list[dict[str, str]],
 # ---- processes of their own: NCCL and the backend are chosen once a process --------------------------------------------------
 
 
-def compile_fake(folder: Path, *flags: str) -> Path:
-    path = folder / f"libfake_nccl{len(flags)}.so"
+def compile_fake(folder: Path, *flags: str, source: str = "fake_nccl") -> Path:
+    path = folder / f"lib{source}{len(flags)}.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-I.", *flags,
-                    "tests/cuda/fake_nccl.c", "-o", str(path), "-lpthread", "-ldl"], cwd=ROOT, check=True)
+                    f"tests/cuda/{source}.c", "-o", str(path), "-lpthread", "-ldl"], cwd=ROOT, check=True)
     return path
 
 

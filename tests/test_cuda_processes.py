@@ -1,0 +1,102 @@
+"""NCCL between processes, as on machines with GPUs: a false libnccl whose ranks are processes (tests/cuda/fake_nccl_processes.c),
+by launch and by a launcher's variables. Other tests of NCCL have ranks that are threads of one process."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_ranks import compile_fake
+from ports import free_port
+
+import terapipe_c as tp
+
+HERE, STEPS = Path(__file__).resolve().parent, 2
+OPTIONS = {"backend": "cuda", "dtype": "float32", "checkpoint_every": 1, "timeout_s": 20.0, "lr_schedule": "constant"}
+
+
+@pytest.fixture
+def processes(emulation, monkeypatch, tmp_path):
+    """Ranks of this test are processes that talk by that library. A file of data."""
+    monkeypatch.setenv("TERAPIPE_NCCL", str(compile_fake(tmp_path, source="fake_nccl_processes")))
+    monkeypatch.setenv("TERAPIPE_COMM", "nccl")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    (tmp_path / "data").write_bytes(bytes(np.random.default_rng(0).integers(0, 64, 2000, dtype=np.uint8)))
+    return tmp_path / "data"
+
+
+def planned(ranks, schedule, replicas=1, **more):
+    """4 micro-batches a step, in uneven slices."""
+    layers = 2 if replicas > 1 else 2 * ranks
+    model = tp.GPTConfig(n_layer=layers, n_head=2, n_embd=16, vocab_size=64, block_size=16)
+    lengths = [16] if ranks == 1 else [6, 7, 3]
+    return tp.plan(model, tp.Cluster(ranks * replicas), 4, 16, stages=ranks, data_parallel=replicas, planner="uniform",
+                   schedule=schedule, slicing=[(1, lengths)] * (4 // replicas), backend="cuda", dtype="float32", **more)
+
+
+def alone(plan):
+    """The same model's plan on one device."""
+    return tp.plan(plan.model, tp.Cluster(1), 4, 16, stages=1, planner="uniform", schedule="gpipe", slicing=[(1, [16])] * 4,
+                   backend="cuda", dtype="float32")
+
+
+def launched(plan, data, out, **options):
+    devices = [0] * plan.ranks * plan.data_parallel
+    return tp.launch(plan, data, STEPS, out=out, progress=False, devices=devices, **{**OPTIONS, **options}).wait()
+
+
+def trained(plan, data, out, faults=None, **options):
+    """What each rank of torchrun's says, and its standard error."""
+    plan.save(out.with_suffix(".json"))
+    port, ranks, words = free_port(), plan.ranks * plan.data_parallel, []
+    for rank in range(ranks):
+        place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": f"run {port}", "FAKE_FAULT": faults or ""}
+        given = {**OPTIONS, "steps": STEPS, "out": str(out), "devices": [0] * ranks, **options}
+        words.append(subprocess.Popen(
+            [sys.executable, HERE / "train_rank.py", out.with_suffix(".json"), data, json.dumps(given)], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, **{name: str(word) for name, word in place.items()}}))
+    said = [child.communicate(timeout=60) for child in words]
+    return [json.loads(text) if text else {} for text, _ in said], [error for _, error in said]
+
+
+def state(folder):
+    saved = tp.load_checkpoint(folder, optimizer=True)
+    kinds = {"params": saved.params, **saved.optimizer}
+    return {(kind, name): value.tobytes() for kind, values in kinds.items() for name, value in values.items()}
+
+
+def test_processes_train_what_one_device_does(processes, tmp_path):
+    """Stages that go down the ranks and up again; and replicas, whose sums are a group of messages between all of them."""
+    for plan in (planned(3, "zb-v"), planned(4, "hanayo", chunks=2)):
+        one, out = (tmp_path / f"{plan.ranks} {how}" for how in ("alone", "trained"))
+        wanted = [(record.loss, record.grad_norm) for record in launched(alone(plan), processes, one)]
+        ranks, errors = trained(plan, processes, out)
+        assert all([*zip(told["losses"], told["norms"], strict=True)] == wanted for told in ranks) and errors == [""] * plan.ranks
+        assert state(one) == state(out)
+    assert state(launched(plan, processes, tmp_path / "launched").out) == state(one)
+    ranks, errors = trained(planned(2, "1f1b", 2), processes, tmp_path / "replicas", reproducible=False)
+    halves, _ = trained(planned(1, "gpipe", 2), processes, tmp_path / "halves", reproducible=False)
+    assert errors == [""] * 4 and ranks[3]["losses"] == halves[0]["losses"]
+
+
+# While ranks meet, in the first step and in a later one.
+@pytest.mark.parametrize("fault", ["1 ncclCommSplit 3", "0 ncclGroupEnd 4", "2 ncclRecv 20", "1 ncclSend 80"])
+def test_whoever_is_killed_is_named_though_nccl_sees_it_first(processes, fault, tmp_path, monkeypatch):
+    """The others said that NCCL's call failed, of no rank, or that the rank failed first which had seen it."""
+    plan, rank = planned(3, "zb-v"), int(fault[0])
+    said, errors = trained(plan, processes, tmp_path / "run", fault)
+    for other in {0, 1, 2} - {rank}:
+        assert said[other]["error"] == "AbortedError" and errors[other] == "", (said, errors)
+        words = f"rank {other} was ended because rank {rank} failed first: rank {rank} ended without a word"
+        assert said[other]["text"].startswith(words)
+    monkeypatch.setenv("FAKE_FAULT", fault)
+    with pytest.raises(tp.PeerError, match=rf"rank {rank} was killed by signal 9 \(SIGKILL\)"):
+        launched(plan, processes, tmp_path / "launched")
+    monkeypatch.setenv("FAKE_FAULT", "")
+    if "80" in fault:      # of a step that was not the first
+        again = launched(plan, processes, tmp_path / "launched", resume=True)
+        assert state(again.out) == state(launched(alone(plan), processes, tmp_path / "alone").out)
