@@ -10,6 +10,7 @@ import os
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from .config import KINDS, GPTConfig, flag, real, whole
 from .cost import CostModel
 from .engine import CPU, MOST_THREADS, RankEngine, gather_bytes, products
 from .fit import fit_passes
+from .gpu_links import message_line, sent_by_nccl
 from .launch import TIED_RING_BYTES
 from .schedules import Program
 
@@ -326,8 +328,8 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
         model: any size: layers are measured once, the head on as many rows as the budget allows.
         micro_batch: sequences in a micro-batch that plans will use; one sequence is always measured.
         seq_len: tokens of a sequence; None: model.block_size.
-        backend: "cpu", or "cuda": the first GPU, timed by its own events; dtype as in `launch`. Messages are the host's rings
-            in either case.
+        backend: "cpu", or "cuda": the first GPU, timed by its own events; dtype as in `launch`. Messages are the host's rings,
+            but where this machine has several GPUs: NCCL's between the first two, as `launch` sends them (TERAPIPE_COMM).
         threads: threads of each rank.
         ranks: how many ranks run at once while measuring; None: the cores there are, divided by `threads`, at most 2
             where the machine has 2. They share cache and bandwidth as the run's ranks will.
@@ -356,9 +358,9 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
     layers = replace(model, n_layer=min(model.n_layer, 1 if layer > CACHED_BYTES else 2), vocab_size=TINY_VOCAB,
                      block_size=seq_len, tie_weights=False)
+    messages = _messages(layers, seq_len, where, device)
     _measure_head(sampler, model, seq_len, end)
     _measure_layers(sampler, layers, seq_len, end, micro_batch)
-    latency, byte, lent = _core.message_time(TIED_RING_BYTES, EXCHANGE_BYTES, LENT_BYTES)
     param_s = _quartile([seconds / params for params, seconds, _ in sampler.updates[False]])
     measured = sampler.measured()
     _, least, flush_s = sampler.head_pass or (0.0, 0.0, 0.0)
@@ -367,12 +369,25 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     return CostModel.from_measurements(measured, optimizer={"param_s": param_s, "stage_s": 0.0},
                                        head_update_s=max(0.0, head_s), head_pass=sampler.head_pass,
                                        smooth=where.name == "cpu",                  # a GPU does have waves
-                                       comm={"latency_s": latency, "byte_s": 0.0}, copy_byte_s=byte,
-                                       lent_byte_s=lent if where.name == "cpu" else None,
+                                       **messages,
                                        overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,
                                        seq_len=seq_len, micro_batch=micro_batch, backend=where.name, dtype=where.dtype,
                                        device="" if where.name == "cpu" else cuda.devices()[0].name,
                                        reproducible=None if where.name == "cpu" else exact)
+
+
+def _messages(layers: GPTConfig, seq_len: int, where: Backend, device: dict[str, Any]) -> dict[str, Any]:
+    """What messages take, as arguments of ``CostModel.from_measurements``."""
+    if sent_by_nccl(where):
+        try:
+            latency, byte = message_line(layers, seq_len, where, **device)
+            return {"comm": {"latency_s": latency, "byte_s": byte}}
+        except _core.Error as error:
+            warnings.warn(f"messages were timed in the host's memory, since NCCL between GPUs 0 and 1 could not be: {error}",
+                          stacklevel=3)
+    latency, byte, lent = _core.message_time(TIED_RING_BYTES, EXCHANGE_BYTES, LENT_BYTES)
+    return {"comm": {"latency_s": latency, "byte_s": 0.0}, "copy_byte_s": byte,
+            "lent_byte_s": lent if where.name == "cpu" else None}
 
 
 MOST_REPEATS = 40

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 from cuda_ranks import ROOT, compile_fake, emulated, launched, trained
 
 import terapipe_c as tp
-from terapipe_c import _core
+from terapipe_c import _core, gpu_links
+from terapipe_c.backend import Backend
 from terapipe_c.cuda import QUEUES_VARIABLE as QUEUES
 from terapipe_c.device_comm import message_bytes
 from terapipe_c.slots import needed
@@ -196,6 +198,39 @@ def test_the_report_and_the_doctor_tell(tmp_path):
     told = [line for line in printed.splitlines() if "ncclCommRegister" in line]
     assert [line[:27] for line in told[:2]] == [f"rank {r}: messages go through" for r in (0, 1)], printed
     assert len(told) == 3 and "name='NCCL'" in told[2] and "status='note'" in told[2] and "(2.19 has it)" in told[2]
+
+
+MESSAGES = """
+import json, warnings, terapipe_c as tp
+from terapipe_c import gpu_links
+gpu_links.STEPS = 6
+tp.cuda.load().emu_machine(devices=2)
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    costs = tp.profile(tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, block_size=32), backend="cuda", budget_s=0.3)
+told = [str(one.message) for one in told if "timed" in str(one.message)]
+print(json.dumps([costs.latency_s, costs.byte_s, costs.copy_byte_s, told]))
+"""
+
+
+def test_messages_between_gpus_are_timed_as_they_will_be_sent(fake_nccl):
+    """By NCCL, whose bytes cost on the link, and not at the ends as in the host's rings; where NCCL does not load that is told."""
+    latency, byte, copy, told = json.loads(launched("nccl", fake_nccl, MESSAGES))
+    assert 0 < latency + byte and copy == 0 and not told
+    latency, byte, copy, told = json.loads(launched("host", fake_nccl, MESSAGES))
+    assert latency > 0 and byte == 0 and copy > 0 and not told
+    latency, byte, copy, told = json.loads(launched("nccl", fake_nccl.with_name("missing.so"), MESSAGES))
+    assert latency > 0 and byte == 0 and copy > 0 and len(told) == 1
+    assert "timed in the host's memory, since NCCL between GPUs 0 and 1 could not be: " in told[0] and "missing.so" in told[0]
+
+
+def test_the_line_of_messages_goes_through_what_two_lengths_took(monkeypatch):
+    model, sent = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, block_size=64), []
+    monkeypatch.setattr(gpu_links, "_message", lambda model, tokens, *_: sent.append(tokens) or 2e-5 + 1e-9 * 2 * 32 * tokens)
+    assert gpu_links.message_line(model, 64, Backend("cuda", "bf16")) == pytest.approx((2e-5, 1e-9)) and sent == [8, 64]
+    assert gpu_links.message_line(model, 4, Backend("cuda", "bf16")) == pytest.approx((2e-5 + 1e-9 * 2 * 32 * 4, 0.0))
+    trace = [("F", 0, 0, 0, 1.0, 3.0), ("I", 0, 0, 0, 10.0, 12.0), ("W", 0, 0, 0, 12.0, 13.0)]
+    assert [gpu_links._between(trace, rank) for rank in (0, 1)] == [7.0, 11.0]
 
 
 def headers(name, *places):

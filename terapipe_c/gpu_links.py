@@ -1,0 +1,70 @@
+"""What does a message between two GPUs of this machine take? The engine's own messages, timed by the engine's own events."""
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from . import _core, cuda, schedules
+from .backend import Backend
+from .config import GPTConfig
+from .device_comm import flows, kind_of, message_bytes, nccl
+from .engine import RankEngine, gather_bytes, in_threads, init_params
+from .partition import even_partition
+from .slots import needed
+
+__all__ = ["message_line", "sent_by_nccl"]
+
+SMALL = 8            # tokens of the message that shows the latency
+STEPS, FIRST = 24, 4  # the first steps choose algorithms, capture graphs and connect
+VOCABULARY = 64
+PATIENCE_S = 60.0
+
+
+def sent_by_nccl(backend: Backend) -> bool:
+    """Would ranks on this machine's first two GPUs send by NCCL? As `launch` decides it."""
+    return (backend.name == "cuda" and cuda.device_count() > 1
+            and kind_of({"backend": "cuda", "ranks": 2, "devices": [0, 1]}) == "nccl")
+
+
+def message_line(model: GPTConfig, seq_len: int, backend: Backend, **device: Any) -> tuple[float, float]:
+    """(seconds of an empty message, and for each byte) between GPUs 0 and 1 by NCCL: a line through two lengths of a sequence's
+    activations, with the copies at both ends. device: how products are chosen. Error: NCCL or a GPU cannot be used."""
+    size = message_bytes(model.n_embd, [(1, [1])], backend.dtype)
+    short, long = min(SMALL, seq_len), seq_len
+    least = _message(model, short, backend, device)
+    byte_s = max(0.0, (_message(model, long, backend, device) - least) / (size * (long - short))) if long > short else 0.0
+    return max(0.0, least - byte_s * size * short), byte_s
+
+
+def _message(model: GPTConfig, tokens: int, backend: Backend, device: dict[str, Any]) -> float:
+    """Seconds of a message of so many tokens, there or back. What passes on one GPU between the end of a forward and the beginning
+    of its backward, without what the other GPU works meanwhile, is one message there and one back; each is a time of one clock."""
+    tiny = replace(model, n_layer=2, vocab_size=VOCABULARY, block_size=tokens, tie_weights=False)
+    program = schedules.gpipe(2, 1).split(pending=0).lower(False)
+    stages, slicing, params = even_partition(tiny, 2), [(1, [tokens])], init_params(tiny)
+    text = np.random.Generator(np.random.Philox(7)).integers(0, VOCABULARY, (1, tokens + 1), np.int32)
+    region = _core.Region.create(2, bytearray([0, 1, 1, 0]), 1 << 16, max(4096, gather_bytes(tiny)), False)
+
+    def work(rank: int) -> list[float]:
+        control = _core.Comm(region, rank, PATIENCE_S)
+        comm = nccl(control, message_bytes(model.n_embd, slicing, backend.dtype), slots=needed(program), more=flows(program))
+        engine = RankEngine(tiny, stages, slicing, program, rank, comm, backend=backend, device=rank, **device)
+        engine.load(params)
+        between = []
+        for _ in range(STEPS):
+            engine.run(text, lr=0.0)
+            between.append(_between(engine.trace(), rank))
+        return between
+
+    outside, inside = in_threads(region, work)
+    return max(0.0, statistics.median(a - b for a, b in list(zip(outside, inside, strict=True))[FIRST:]) / 2)
+
+
+def _between(trace: Sequence[tuple[str, int, int, int, float, float]], rank: int) -> float:
+    """Rank 0: from the end of F to the beginning of I. Rank 1: from the beginning of F to the end of I."""
+    at = {op: (begin, end) for op, _, _, _, begin, end in trace}
+    return at["I"][0] - at["F"][1] if rank == 0 else at["I"][1] - at["F"][0]
