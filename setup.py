@@ -136,7 +136,9 @@ def find_cuda():
     """(nvcc, include folder, library folder) of the CUDA toolkit, or a sentence saying what is missing. Looked for in
     CUDA_HOME, PATH, the nvidia wheels of this Python (nvidia-cuda-nvcc, nvidia-cuda-runtime) and /usr/local/cuda."""
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    wheels = [Path(folder) / "nvidia/cu13" for folder in sys.path if folder]
+    # pip builds with the Python that it installs for, but takes that one's packages out of sys.path
+    sites = dict.fromkeys([*filter(None, sys.path), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    wheels = [Path(folder) / "nvidia/cu13" for folder in sites]
     bins = [*(str(h / "bin") for h in homes), os.environ.get("PATH", ""), *(str(h / "bin") for h in wheels), "/usr/local/cuda/bin"]
     nvcc, old = None, []
     for folder in os.pathsep.join(bins).split(os.pathsep):  # an old one hides no other, unless it is the one that was named
@@ -150,7 +152,8 @@ def find_cuda():
         if Path(folder).parent in homes:
             return old[0]
     else:
-        places = f"CUDA_HOME, PATH, the nvidia wheels (pip install {WHEELS}) or /usr/local/cuda"
+        apart = "where the build has a Python of its own, as uv's has, CUDA_HOME=<site-packages>/nvidia/cu13 names them"
+        places = f"CUDA_HOME, PATH, the nvidia wheels of {sys.prefix} (pip install {WHEELS}; {apart}) or /usr/local/cuda"
         return old[0] if old else f"nvcc was not found in {places}"
     if shutil.which("g++") is None:
         return f"{nvcc} needs g++, which was not found in PATH"

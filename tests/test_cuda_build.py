@@ -117,13 +117,30 @@ def test_an_old_nvcc_hides_no_newer_one(tmp_path):
 def test_a_missing_piece_is_named(tmp_path):
     half = fake_nvcc(tmp_path, "Cuda compilation tools, release 13.0, V13.0.88")
     bare = f"{half}/bin"  # no other nvcc in sight
-    alone = "import sys; sys.path.clear(); print(s['find_cuda']())"  # nor the wheels of NVIDIA's that PyTorch brings
+    # nor the wheels of NVIDIA's that PyTorch brings
+    alone = "import sys, sysconfig; sys.path.clear(); sysconfig.get_path = lambda kind: '/none'; print(s['find_cuda']())"
     refused = setup_py(alone, CUDA_HOME=str(half), PATH=bare)
     if not Path("/usr/local/cuda").exists():
         assert "was not found beside" in refused.stdout and "nvidia-cuda-runtime" in refused.stdout
     (tmp_path / "bin/nvcc").unlink()
     none = setup_py(alone, PATH=bare).stdout
     assert "nvcc was not found in CUDA_HOME" in none or Path("/usr/local/cuda").exists()
+
+
+def test_the_wheels_of_the_python_that_pip_installs_for_are_found(tmp_path):
+    """`pip install .` builds with that Python, but takes its packages out of sys.path: they were not looked at, and the error
+    said to install what was there."""
+    home = tmp_path / "site/nvidia/cu13"
+    home.mkdir(parents=True)
+    fake_nvcc(home, "Cuda compilation tools, release 13.0, V13.0.88")
+    for what in ("lib/libcudart_static.a", "include/cuda_runtime_api.h"):
+        (home / what).parent.mkdir()
+        (home / what).write_text("")
+    (tmp_path / "g++").write_text("#!/bin/sh\n")
+    (tmp_path / "g++").chmod(0o755)
+    hidden = f"import sys, sysconfig; sys.path.clear(); sysconfig.get_path = lambda kind: {str(tmp_path / 'site')!r}"
+    found = setup_py(f"{hidden}; print(s['find_cuda']())", PATH=str(tmp_path))
+    assert found.stdout.strip() == str((f"{home}/bin/nvcc", f"{home}/include", f"{home}/lib")), found.stderr
 
 
 def test_kernels_fuse_only_where_they_say_so():
