@@ -215,6 +215,17 @@ def run_nvcc(line, log):
 class BuildExt(build_ext):
     """Compiles each file with flags of its own, only if it is stale, as many at once as there are cores."""
 
+    def run(self):
+        """A wheel takes all that lies in build/lib: also what an earlier build made of a module that this one leaves out, or
+        fails to build where it may, of other sources than the rest."""
+        must = {ext.name for ext in self.extensions if not ext.optional}
+        for name in {"terapipe_c._cuda", "terapipe_c._mpi"} - must:
+            path = self.get_ext_filename(name)
+            Path(self.build_lib, path).unlink(missing_ok=True)
+            if self.inplace:
+                Path(path).unlink(missing_ok=True)
+        super().run()
+
     def build_extensions(self):
         compiler, compile_all = self.compiler, self.compiler.compile
         compiler.src_extensions = [*compiler.src_extensions, ".cu"]

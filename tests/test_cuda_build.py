@@ -170,6 +170,34 @@ def test_a_file_that_nvcc_refuses_is_named(tmp_path):
     assert any("exit status 2 on x.cu" in text for text in refused) and "no such thing" in refused[-1]
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(("made", "left"), [("[]", []), ("[Extension('terapipe_c._cuda', ['no.c'], optional=True)]", []),
+                                            ("[Extension('terapipe_c._cuda', ['no.c'])]", ["_cuda"])])  # fmt: skip
+def test_no_wheel_has_what_an_earlier_build_left(tmp_path, inplace, made, left):
+    """`pip install .`, then the same with TERAPIPE_CUDA=0, or with an nvcc that fails: the wheel had the first build's _cuda."""
+    (tmp_path / "lib/terapipe_c").mkdir(parents=True)
+    (tmp_path / "terapipe_c").mkdir()
+    code = f"""
+import os, sysconfig
+from pathlib import Path
+from setuptools import Distribution, Extension
+os.chdir({str(tmp_path)!r})
+folders = [Path('lib/terapipe_c'), Path('terapipe_c')][: 1 + {inplace}]
+for folder in folders:
+    for name in ('_core', '_cuda', '_mpi'):
+        (folder / (name + sysconfig.get_config_var('EXT_SUFFIX'))).touch()
+command = s['BuildExt'](Distribution({{'ext_modules': {made}}}))
+command.build_lib, command.build_temp, command.inplace = 'lib', 'temp', {inplace}
+command.ensure_finalized()
+type(command).build_extensions = lambda self: None
+command.run()
+for folder in folders:
+    print(*sorted(p.name.partition('.')[0] for p in folder.iterdir()))
+"""
+    ran = setup_py(code)
+    assert ran.stdout.splitlines()[-1 - inplace :] == [" ".join(["_core", *left])] * (1 + inplace), ran.stdout + ran.stderr
+
+
 def test_every_cuda_source_is_built():
     listed = set(eval(setup_py("print(s['cuda_sources']())").stdout))
     assert {str(p.relative_to(ROOT)) for p in (ROOT / "cuda").glob("*.c*")} <= listed
