@@ -503,6 +503,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     start = time.perf_counter()
     progress = None if progress is None else flag("progress", progress)
     costs = costs_on(model, cluster, costs, backend, dtype)
+    _tell_of_other_lengths(seq_len, costs)
     request = check_request(
         model, cluster, batch, seq_len, costs, planner=planner, schedule=schedule, stages=stages, data_parallel=data_parallel,
         tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
@@ -527,6 +528,15 @@ def costs_on(model: Any, cluster: Any, costs: Any, backend: Any, dtype: Any) -> 
                       f"{found.dtype}: its memory is right, its seconds are the other's; costs of tp.profile(..., "
                       f"backend={found.backend!r}, dtype={found.dtype!r}) would be right", stacklevel=3)
     return found
+
+
+def _tell_of_other_lengths(seq_len: Any, costs: Any) -> None:
+    """Where the costs are of a GPU and of shorter or longer sequences. Its backward pulls: a slice's keys have their gradients
+    from every later token, so that its seconds depend on how many there are. The CPU's pushes, and its costs go on."""
+    if isinstance(costs, CostModel) and costs.source == "measured" and costs.backend == "cuda" and costs.seq_len != seq_len:
+        warnings.warn(f"the costs were measured on sequences of {costs.seq_len} tokens and the plan's have {brief(seq_len)}: on "
+                      "'cuda' a slice's backward takes longer the more tokens follow it, so that the plan's seconds are off; costs "
+                      f"of tp.profile(..., seq_len={brief(seq_len)}, backend='cuda') would be right", stacklevel=3)
 
 
 def _tell_of_other_gpus(cluster: Cluster, costs: CostModel | None) -> None:

@@ -327,7 +327,8 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     Args:
         model: any size: layers are measured once, the head on as many rows as the budget allows.
         micro_batch: sequences in a micro-batch that plans will use; one sequence is always measured.
-        seq_len: tokens of a sequence; None: model.block_size.
+        seq_len: tokens of a sequence; None: model.block_size. On "cuda" the costs are of such sequences alone: a slice's backward
+            takes longer the more tokens follow it.
         backend: "cpu", or "cuda": the first GPU, timed by its own events; dtype as in `launch`. Messages are the host's rings,
             but where this machine has several GPUs: NCCL's between the first two, as `launch` sends them (TERAPIPE_COMM).
         threads: threads of each rank.

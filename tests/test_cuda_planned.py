@@ -54,6 +54,29 @@ def test_what_is_for_a_gpu_is_planned_for_it(capsys, emulation, monkeypatch, tmp
     assert code == 0 and peaks[1] == list(plan.peak_memory_bytes) != peaks[0]
 
 
+def test_costs_of_other_lengths_are_told(tmp_path):
+    """A GPU's backward of a slice takes longer the more tokens follow it. Plans of longer sequences were too fast without a word,
+    and of much longer ones "bwd(1 units after 1) is -0.0006": with the costs that an H200 gave for 1024 tokens, from 32768 on."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=32)
+    cluster = tp.Cluster(num_devices=2, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9)
+    tp.CostModel.analytic(model, cluster).save(tmp_path / "costs.json")
+    written = json.loads((tmp_path / "costs.json").read_text())
+
+    def plan(backend, dtype, seq_len):
+        text = json.dumps(written | {"source": "measured", "seq_len": 16, "backend": backend, "dtype": dtype})
+        (tmp_path / "costs.json").write_text(text)
+        tp.plan(model, cluster, 2, seq_len, tp.CostModel.load(tmp_path / "costs.json"), stages=2, planner="terapipe")
+
+    told = re.escape("on sequences of 16 tokens and the plan's have 32: on 'cuda' a slice's backward takes longer the more tokens "
+                     "follow it, so that the plan's seconds are off; costs of tp.profile(..., seq_len=32, backend='cuda')")
+    with pytest.warns(UserWarning, match=told):
+        plan("cuda", "bf16", 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan("cuda", "bf16", 16)
+        plan("cpu", "float32", 32)      # whose backward pushes
+
+
 def test_costs_of_a_gpu_are_for_its_machine(capsys, emulation, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=16)
