@@ -348,11 +348,28 @@ def _train(args: argparse.Namespace) -> int:
         return _train_under(args)
     if args.comm:
         raise ValueError("--comm is for ranks that a launcher has started; with --under it would be right")
+    if not args.plan:
+        _check_run(args)
     plan = _load_plan(args) if args.plan else _make_plan(args)
     return _follow(
         args,
         tp.launch(plan, data=args.data, steps=args.steps, out=args.out, progress=_bar(args), **_launch_options(args)),
     )
+
+
+def _check_run(args: argparse.Namespace) -> None:
+    """What no plan would mend, before it is measured for."""
+    import inspect
+
+    import terapipe_c as tp
+
+    from .job import check_run
+
+    model, known = _model(args), inspect.signature(tp.launch).parameters
+    options = {name: given.default for name, given in known.items() if given.default is not given.empty} | _launch_options(args)
+    seq_len = model.block_size if args.seq_len is None else args.seq_len
+    options.pop("out", None)
+    check_run(args.data, args.steps, args.out, seq_len=seq_len, batch=args.batch, **options)
 
 
 def _load_plan(args: argparse.Namespace) -> Any:

@@ -26,8 +26,8 @@ from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory, sto
 from .guests import hosts
 from .worker import CHECKPOINTS, GATHER_BYTES, HYPER
 
-__all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "copies_of", "hosts_of", "largest_gather", "make_folder",
-           "make_job", "neighbours", "replicas_of"]
+__all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "check_run", "copies_of", "hosts_of", "largest_gather",
+           "make_folder", "make_job", "neighbours", "replicas_of"]
 
 ENGINE = "terapipe_c.engine:make_engine"
 TINY = float(np.finfo(np.float32).tiny)
@@ -68,6 +68,22 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
     job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays, before)
     return job, arrays
+
+
+def check_run(data: Any, steps: int, out: Any, *, seq_len: int, batch: int, **options: Any) -> None:
+    """What of `launch`'s arguments is wrong whatever the plan: told before anybody measures and plans, which takes longer. What
+    all of the data would have to be read for is not."""
+    from .data import Dataset
+
+    options = {**options, "steps": steps}
+    _check(options)
+    _check_new(path_of("out", out).absolute())
+    backend, devices = choose(options["backend"], options["dtype"]), options["devices"]
+    if backend.name == "cpu" or devices is not None:
+        place(backend, len(devices or ()), devices, [0] * len(devices or ()))
+    opened = Dataset(data, seq_len, batch, val_fraction=options["val_fraction"])
+    if options["eval_every"]:
+        opened.check_split("val")
 
 
 def _check_new(folder: Path | None) -> None:

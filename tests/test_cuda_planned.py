@@ -54,6 +54,25 @@ def test_what_is_for_a_gpu_is_planned_for_it(capsys, emulation, monkeypatch, tmp
     assert code == 0 and peaks[1] == list(plan.peak_memory_bytes) != peaks[0]
 
 
+@pytest.mark.parametrize(("given", "told"), [
+    (("--data", "nothing.txt"), "nothing.txt: no such file"),
+    (("--out", "text.txt"), "a file is there"),
+    (("--gpus", 1, 0), "devices is [1, 0]: 2 numbers from 0 to 0"),
+    (("--backend", "cpu"), "devices is [0, 0]: None would be right for backend 'cpu'"),
+    (("--min-lr", 1), "min_lr is 1: the cosine falls to it"),
+    (("--seq-len", 4000, "--block-size", 4000), "4001"),
+])  # fmt: skip
+def test_no_gpu_is_measured_for_a_run_that_cannot_be(capsys, emulation, monkeypatch, tmp_path, given, told):
+    """Measuring and planning take many seconds: what no plan would mend was said behind them."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_bytes(b"where shall a stage be cut? " * 100)
+    monkeypatch.setattr(tp, "profile", lambda *args, **options: pytest.fail("measured"))
+    code, _, err = run(capsys, "train", *GPUS, "--backend", "cuda", "--gpus", 0, 0, "--data", "text.txt", "--steps", 1,
+                       "--out", "run", *given)
+    assert code == 2 and told in err and len(err.splitlines()) == 1, err
+    assert not Path("run").exists()
+
+
 def test_costs_of_other_lengths_are_told(tmp_path):
     """A GPU's backward of a slice takes longer the more tokens follow it. Plans of longer sequences were too fast without a word,
     and of much longer ones "bwd(1 units after 1) is -0.0006": with the costs that an H200 gave for 1024 tokens, from 32768 on."""
