@@ -10,6 +10,7 @@ TERAPIPE_CUDA_ARCHS="90" (or "80 90") builds its kernels for these GPUs alone, w
 same for _mpi, which needs mpicc: MPICC names one.
 """
 
+import fcntl
 import functools
 import os
 import platform
@@ -284,7 +285,18 @@ def modules():
     return found
 
 
+def take_turns():
+    """Two builds in this folder at once, as of machines that share it, wrote the same files: a wheel had half a _core, and pip was
+    content. This one has it until its process ends; setuptools runs this file more than once in one, which such a lock allows."""
+    try:
+        os.makedirs("build", exist_ok=True)
+        fcntl.lockf(os.open("build/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), fcntl.LOCK_EX)
+    except OSError:  # a file system without locks, or a folder that is not ours to write in
+        pass
+
+
 if __name__ == "__main__":
+    take_turns()
     # In a folder of its own: an object that is there already is not built again, with a sanitizer or without.
     apart = {"build": {"build_base": f"build/{SANITIZE.replace(',', '-')}"}} if SANITIZE else {}
     setup(license="Apache-2.0", ext_modules=modules(), cmdclass={"build_ext": BuildExt}, options=apart)

@@ -1,6 +1,7 @@
 """The CUDA backend on machines that lack something: it builds where nvcc is, loads where no driver is, and says what is
 missing; device errors through the emulated device; no kernel spills registers; libraries found at run time."""
 
+import fcntl
 import gc
 import itertools
 import os
@@ -196,6 +197,24 @@ for folder in folders:
 """
     ran = setup_py(code)
     assert ran.stdout.splitlines()[-1 - inplace :] == [" ".join(["_core", *left])] * (1 + inplace), ran.stdout + ran.stderr
+
+
+def test_builds_in_one_folder_take_turns(tmp_path):
+    """Of two `pip install .` at once, as on two machines that share a folder, one installed a _core that was cut off."""
+    if not Path("/proc/locks").exists():
+        pytest.skip("no /proc/locks, which tells who waits")
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "build").mkdir()
+    with open(tmp_path / "build/lock", "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        with subprocess.Popen([sys.executable, "setup.py", "--name"], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+                              env=os.environ | {"TERAPIPE_CUDA": "0", "TERAPIPE_MPI": "0"}) as child:  # fmt: skip
+            waits = re.compile(rf"^\d+: -> POSIX .* {child.pid} ", re.MULTILINE)
+            while not waits.search(Path("/proc/locks").read_text()):
+                assert child.poll() is None
+            fcntl.lockf(lock, fcntl.LOCK_UN)
+            assert child.communicate()[0].split()[-1] == "terapipe_c" and child.returncode == 0
 
 
 def test_every_cuda_source_is_built():
