@@ -27,7 +27,8 @@ from typing import Any
 
 from ._core import Comm, ExecutionError, Region
 
-__all__ = ["Device", "Library", "Versions", "device_count", "devices", "pipeline_on_one_gpu", "versions", "why_not"]
+__all__ = ["Device", "Library", "Versions", "attention_kernel", "device_count", "devices", "pipeline_on_one_gpu", "versions",
+           "why_not"]
 
 QUEUES_VARIABLE, QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32  # hardware queues; the driver reads it once
 
