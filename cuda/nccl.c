@@ -267,7 +267,7 @@ nccl_bind(tp_comm *comm, void *device)
     if (device == NULL)
         return TP_OK;
     c->ending = 0;
-    return c->base.comm.ranks == 1 ? TP_OK : tp_nccl_meet(c);
+    return tp_nccl_meet(c);
 }
 
 static void

@@ -69,6 +69,31 @@ def nccl(stages, replicas=1, chunks=1, schedule=None):
     return answer
 
 
+def alone():
+    """Losses of 3 steps of one rank that NCCL starts for, and of one without a communicator: a world of 1, on GPU 0."""
+    from terapipe_c import _core, device_comm, schedules
+    from terapipe_c.backend import choose
+    from terapipe_c.engine import RankEngine, gather_bytes, init_params
+
+    by_threads()
+    import terapipe_c as tp
+
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=128, vocab_size=256, block_size=TOKENS)
+    program, slicing = schedules.gpipe(1, 1).lower(), [(1, [TOKENS])]
+    tokens, losses = np.arange(TOKENS + 1, dtype=np.int32)[None] * 7 % 256, {}
+    for kind in ("none", "nccl"):
+        region = _core.Region.create(1, bytes(1), 0, max(64, gather_bytes(model)), False)
+        control = _core.Comm(region, 0, 25.0)
+        comm = device_comm.nccl(control, 4096) if kind == "nccl" else None
+        engine = RankEngine(model, [(0, model.num_blocks)], slicing, program, 0, comm, backend=choose("cuda", "bf16"),
+                            reproducible=True)  # fmt: skip
+        engine.load(init_params(model))
+        losses[kind] = [engine.run(tokens, step=step + 1, lr=1e-3)[:2] for step in range(3)]
+        so_far({"losses": losses})
+    assert losses["nccl"] == losses["none"] and len(set(losses["none"])) == 3, losses
+    return {"headline": "the same losses as without it", "losses": losses}
+
+
 def green():
     """How many multiprocessors each of K equal parts has, and that streams, events and graphs work in each of four."""
     from terapipe_c import cuda
@@ -87,7 +112,8 @@ def green():
     return found | {"headline": ", ".join(f"{name} of {count}" for name, count in found.items() if name != "trials")}
 
 
-QUESTIONS = [Question("green contexts", 25, green, order=25), Question("NCCL 2 ranks", 60, nccl(2, chunks=2), order=19),
-             Question("NCCL 4 ranks", 75, nccl(4), order=20), Question("NCCL replicas", 75, nccl(2, 2), order=24),
+QUESTIONS = [Question("green contexts", 25, green, order=25), Question("NCCL 1 rank", 30, alone, order=19),
+             Question("NCCL 2 ranks", 60, nccl(2, chunks=2), order=19), Question("NCCL 4 ranks", 75, nccl(4), order=20),
+             Question("NCCL replicas", 75, nccl(2, 2), order=24),
              Question("NCCL down and up again", 60, nccl(3, chunks=2, schedule="zb-v"), order=24),
              Question("NCCL halves", 60, nccl(3, schedule="sliced-1f1b"), order=24)]
