@@ -30,8 +30,8 @@ typedef struct {
 static void
 close_box(inproc_comm *c, outbox *box)
 {
-    if (box == NULL || tp_region_is_aborted(c->base.region))
-        return; /* after an abort nobody knows who still reads it: it ends with the process */
+    if (box == NULL)
+        return;
     for (int i = 0; i < TP_INPROC_SLOTS; i++) {
         tp_cuda_free(c->base.device, box->slot[i]);
         if (box->filled[i] != NULL)
@@ -42,18 +42,22 @@ close_box(inproc_comm *c, outbox *box)
     free(box);
 }
 
-/* Give back everything on the device. A run that ends without error has ended with an all-gather, which comes after every copy. */
+/* Give back everything on the device. A run that ends without error has ended with an all-gather, which comes after every copy.
+ * After an abort nobody knows which peer still reads a slot or waits for an event, those of an exchange too: they end with the
+ * process. */
 static void
 release(tp_cuda_comm *base)
 {
     inproc_comm *c = (inproc_comm *)base;
+    int ended = !tp_region_is_aborted(c->base.region);
     for (int rank = 0; rank < c->base.comm.ranks; rank++) {
-        close_box(c, c->to[rank]);
+        if (ended)
+            close_box(c, c->to[rank]);
         c->to[rank] = NULL;
     }
-    if (c->ready != NULL)
+    if (ended && c->ready != NULL)
         tp_cuda_event_destroy(c->base.device, c->ready);
-    if (c->copied != NULL)
+    if (ended && c->copied != NULL)
         tp_cuda_event_destroy(c->base.device, c->copied);
     c->ready = c->copied = NULL;
 }

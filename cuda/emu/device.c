@@ -30,7 +30,7 @@ struct stream {
     int higher;
 };
 
-static _Atomic int lags;
+static _Atomic int lags, events; /* events: of no part of a GPU, made and not destroyed */
 
 struct event {
     int timed, recorded;
@@ -463,14 +463,22 @@ tp_cuda_event_create(tp_cuda_device *device, int timed, tp_cuda_event *out)
         return tp_fail(TP_EMEMORY, "no host memory for an emulated event");
     event->timed = timed != 0;
     *out = event;
+    atomic_fetch_add(&events, 1);
     return TP_OK;
 }
 
 void
 tp_cuda_event_destroy(tp_cuda_device *device, tp_cuda_event event)
 {
-    (void)device;
+    if (event != NULL && !device->partition.event_create)
+        atomic_fetch_sub(&events, 1);
     free(event);
+}
+
+int
+tp_emu_events(void)
+{
+    return atomic_load(&events);
 }
 
 static tp_status

@@ -36,6 +36,9 @@ tp_emu_contexts(void);
 /* on 1: whoever asks an event hears that it has not come yet, as of a GPU that is behind, or hangs. Work is done all the same. */
 void
 tp_emu_lag(int on);
+/* Events that are there, those of parts of a GPU not counted. */
+int
+tp_emu_events(void);
 
 /* How graphs go wrong: not at all (0); when a capture ends there is no graph of it; its second operation is refused and spoils it;
  * it cannot begin; a graph cannot be launched. Counts of tp_emu_graph_calls begin anew. */
