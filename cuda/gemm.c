@@ -273,23 +273,23 @@ can(const tp_gemm *gemm, const plan *p, const lt_algo *algo, lt_heuristic *found
     return tp_cuda_leave(gemm->device) == TP_OK && answer == LT_SUCCESS && found->workspace <= gemm->workspace_bytes;
 }
 
-/* 1 if the algorithm can do this product for few rows and for many. */
-static int
-does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, gemm_way way, const lt_algo *algo)
+/* *does: 1 if the algorithm can do this product for few rows and for many. */
+static tp_status
+does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, gemm_way way, const lt_algo *algo, int *does)
 {
     static const int64_t probes[] = {1, 7, 64, 200, 16384};
-    int does = 1;
-    for (size_t i = 0; does && i < sizeof probes / sizeof *probes; i++) {
+    *does = 1;
+    for (size_t i = 0; *does && i < sizeof probes / sizeof *probes; i++) {
         tp_gemm_op other = *op;
         lt_heuristic checked;
         plan *p = calloc(1, sizeof *p);
-        if (!p)
-            return 0;
+        if (!p) /* not 0: another algorithm would be taken without a word, and may sum in another order */
+            return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
         other.rows = probes[i];
-        does = describe_product(gemm, p, &other, way) == TP_OK && can(gemm, p, algo, &checked);
+        *does = describe_product(gemm, p, &other, way) == TP_OK && can(gemm, p, algo, &checked);
         tp_gemm_plan_free(gemm, p);
     }
-    return does;
+    return TP_OK;
 }
 
 tp_status
@@ -309,11 +309,11 @@ tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op,
     if (status == TP_OK)
         status = candidates(gemm, p, op, wanted, found, &count);
     if (status == TP_OK && count > 0) {
-        int best = 0;
-        while (pins && best < count && !does_any_rows(gemm, op, way, &found[best].algo))
-            best++;
+        int best = 0, does = 0;
+        for (; pins && !does && best < count && status == TP_OK; best += !does)
+            status = does_any_rows(gemm, op, way, &found[best].algo, &does);
         take(p, &found[best < count ? best : 0]);
-        if (seconds)
+        if (seconds && status == TP_OK)
             status = pick(gemm, p, op, found, count, seconds);
     }
     if (status != TP_OK || count == 0) {

@@ -437,3 +437,53 @@ def test_our_declarations_are_cublaslts() -> None:
         pytest.skip(f"cublasLt.h does not compile by itself: {alone.stderr.strip().splitlines()[0]}")
     ran = subprocess.run([*command, "tests/cublaslt_same.c"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+# calloc that fails once, at a call from the emulated module, known by its return address, for a plan or what is larger: what the
+# stand-in for cublasLt asks for is smaller.
+REFUSES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+void *__libc_calloc(size_t, size_t);
+static long left;
+void refuse_at(long n) { left = n; }
+int refused(void) { return left <= 0; }
+void *
+calloc(size_t n, size_t size)
+{
+    Dl_info from;
+    if (left > 0 && n * size >= 256 && dladdr(__builtin_return_address(0), &from) && strstr(from.dli_fname, "_cuda_emu") && --left == 0)
+        return NULL;
+    return __libc_calloc(n, size);
+}
+"""
+ONCE_EACH = """
+import ctypes, itertools, os
+import cuda_emu, test_cuda_gemm as test
+module, shim = cuda_emu.emulated(), ctypes.CDLL(os.environ["LD_PRELOAD"])
+module.emu_machine(major=8)
+test.Case(test.LINEAR, test.BF16, test.BIAS, 24, 16, 24, 0).run(module, reproducible=True)
+for n in itertools.count(1):
+    shim.refuse_at(n)
+    try:
+        test.Case(test.LINEAR, test.BF16, test.BIAS, 24, 16, 24, 0).run(module, reproducible=True)
+        told = "no error"
+    except MemoryError as error:
+        told = str(error)
+    if not shim.refused():
+        break
+    print(told)
+"""
+
+
+def test_a_product_that_lacks_host_memory_says_so(tmp_path):
+    """And takes no other algorithm, whose sums may be of another order, for one that it had no memory to ask about."""
+    source, shim = tmp_path / "refuses.c", tmp_path / "refuses.so"
+    source.write_text(REFUSES)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", str(source), "-o", str(shim), "-ldl"], check=True)
+    paths = os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+    ran = subprocess.run([sys.executable, "-c", ONCE_EACH], capture_output=True, text=True, timeout=100,
+                         env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": paths})
+    told = ran.stdout.splitlines()
+    assert ran.returncode == 0 and len(told) > 3 and all("no host memory" in words for words in told), ran.stdout + ran.stderr
