@@ -90,6 +90,7 @@ static tp_status
 split(const tp_green *green, int parts, const tp_green_resource *all, tp_green_resource groups[MOST_PARTS])
 {
     unsigned total = all->is.sm.count, most = 0;
+    int refused = 0;
     for (unsigned size = total / (unsigned)parts / STEP * STEP; size >= STEP; size -= STEP) {
         unsigned count = (unsigned)parts;
         tp_green_resource rest;
@@ -100,7 +101,10 @@ split(const tp_green *green, int parts, const tp_green_resource *all, tp_green_r
         if (equal)
             return TP_OK;
         most = result == 0 && count > most ? count : most;
+        refused = result != 0 ? result : refused;
     }
+    if (most == 0 && refused != 0) /* of every size: no word on how large the GPU is */
+        return driver_failed("cuDevSmResourceSplitByCount", refused);
     return tp_fail(TP_EINFEASIBLE, "a GPU of %u multiprocessors has no %d equal parts of at least %d: at most %u groups were made",
                    total, parts, STEP, most);
 }

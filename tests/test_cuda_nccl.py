@@ -517,6 +517,7 @@ def test_what_cannot_be_split_says_why():
     for parts, driver, words in ((0, Driver(lambda least: 9), "parts is 0"), (33, Driver(lambda least: 9), "parts is 33"),
                                  (20, Driver(lambda least: 9), "132 multiprocessors has no 20 equal parts"),
                                  (8, Driver(lambda least: 5), "at most 5 groups"),
+                                 (2, Driver(lambda least: 9, fails="split"), "cuDevSmResourceSplitByCount: the driver answers 999"),
                                  (2, Driver(lambda least: 9, fails="create"), "cuGreenCtxCreate: the driver answers 999"),
                                  (2, Driver(lambda least: 9, fails="resource_of"), "cuGreenCtxGetDevResource"),
                                  (2, Driver(lambda least: 9, fails="current_of"), "cuCtxFromGreenCtx")):
