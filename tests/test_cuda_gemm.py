@@ -453,9 +453,8 @@ void *
 calloc(size_t n, size_t size)
 {
     Dl_info from;
-    if (left > 0 && n * size >= 256 && dladdr(__builtin_return_address(0), &from) && strstr(from.dli_fname, "_cuda_emu") && --left == 0)
-        return NULL;
-    return __libc_calloc(n, size);
+    int ours = left > 0 && n * size >= 256 && dladdr(__builtin_return_address(0), &from) && strstr(from.dli_fname, "_cuda_emu");
+    return ours && --left == 0 ? NULL : __libc_calloc(n, size);
 }
 """
 ONCE_EACH = """

@@ -76,7 +76,7 @@ for failed in (False, True):
 
 
 def test_after_a_failure_a_peer_may_still_wait_for_the_events_that_a_rank_told_it(fake_nccl):
-    """In an exchange a rank waits for an event of the other, which may have failed, and closed, since it told of it (found by ASan).
+    """In an exchange a rank waits for an event of the other, which may have failed, and closed, since it told of it.
     What a slot holds is left for the same reason; without a failure all is given back."""
     assert python(fake_nccl, "-c", EVENTS).split() == ["0", "4"]     # two of each rank's
 
