@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 
 from ._core import ExecutionError
 
-__all__ = ["Worker", "no_thread", "refused", "start_all"]
+__all__ = ["Worker", "let_go", "no_thread", "refused", "start_all"]
 
 
 class Worker(threading.Thread):
@@ -59,3 +60,10 @@ def start_all(threads: Sequence[threading.Thread], give_up: Callable[[str], None
             if refusal is error:
                 raise
             raise refusal from error
+
+
+def let_go(errors: Iterable[BaseException]) -> None:
+    """Give back what the frames hold in which threads failed that have ended, such as a GPU's memory. Errors refer to each other in
+    rings, by the list that holds them: all would be kept until Python looks for such, or as long as somebody keeps an error."""
+    for error in errors:
+        traceback.clear_frames(error.__traceback__)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, cuda, schedules
-from ._threads import Worker, start_all
+from ._threads import Worker, let_go, start_all
 from .backend import Backend, choose, eager, own_gpu
 from .config import GPTConfig, brief, whole
 
@@ -386,6 +386,7 @@ def in_threads(region: _core.Region, work: Callable[[int], T]) -> list[T]:
             if thread.ident is not None:
                 thread.join()
         region.close()
+        let_go(errors)
     for error in sorted(errors, key=lambda e: isinstance(e, _core.AbortedError)):   # the first cause, not its echoes
         raise error
     return results

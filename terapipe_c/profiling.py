@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, cuda
-from ._threads import Worker, no_thread, refused, start_all
+from ._threads import Worker, let_go, no_thread, refused, start_all
 from .backend import Backend, choose, place
 from .checkpoint import param_shapes
 from .config import KINDS, GPTConfig, flag, real, whole
@@ -249,6 +249,7 @@ class _Sampler:
                     rank.join()
             for region in regions:
                 region.close()
+            let_go(errors)
         for error in sorted(errors, key=lambda e: isinstance(e, (threading.BrokenBarrierError, _core.AbortedError))):
             raise error
         return spent
