@@ -56,6 +56,7 @@ def _message(model: GPTConfig, tokens: int, backend: Backend, device: dict[str, 
         engine.load(params)
         between = []
         for _ in range(STEPS):
+            comm.barrier()  # or a message may wait for a rank whose thread still reads the last step's trace
             engine.run(text, lr=0.0)
             between.append(_between(engine.trace(), rank))
         return between

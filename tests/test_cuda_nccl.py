@@ -283,6 +283,31 @@ def test_ranks_that_could_not_time_messages_leave_the_gpus_as_they_were(fake_ncc
     assert copy > 0 and len(told) == 1 and "of device 1, which has" in told[0] and left == [0, 0, 0]
 
 
+TURNS = """
+import json, threading, terapipe_c as tp
+from terapipe_c import engine, gpu_links
+from terapipe_c.backend import Backend
+tp.cuda.load().emu_machine(devices=2)
+run, between, did, gpu_links.STEPS = engine.RankEngine.run, gpu_links._between, [], 5
+def begin(self, *words, **options):
+    did.append("begins")
+    return run(self, *words, **options)
+def late(trace, rank):
+    threading.Event().wait(0.1 * rank)
+    did.append("has read")
+    return between(trace, rank)
+engine.RankEngine.run, gpu_links._between = begin, late
+model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, block_size=8)
+gpu_links.message_line(model, 8, Backend("cuda", "bf16"))
+print(json.dumps(did))
+"""
+
+
+def test_a_message_that_is_timed_finds_its_reader_waiting(fake_nccl):
+    """A rank that still read its last step's trace was taken for the link."""
+    assert json.loads(launched("nccl", fake_nccl, TURNS)) == ["begins", "begins", "has read", "has read"] * 5
+
+
 def test_the_line_of_messages_goes_through_what_two_lengths_took(monkeypatch):
     model, sent = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, block_size=64), []
     monkeypatch.setattr(gpu_links, "_message", lambda model, tokens, *_: sent.append(tokens) or 2e-5 + 1e-9 * 2 * 32 * tokens)
