@@ -287,6 +287,14 @@ def init_params(model: GPTConfig, seed: int = 0) -> dict[str, Float32]:
     return _initial(model, whole("seed", seed, 0, 2**64 - 1), {row[0] for row in _core.model_params(dimensions(model))})
 
 
+def some_params(model: GPTConfig) -> dict[str, Float32]:
+    """Small numbers of both signs, made quickly: kernels take the same time for any that are not subnormal."""
+    from .checkpoint import param_shapes
+
+    some = np.random.Generator(np.random.Philox(3)).standard_normal(1 << 16, np.float32) * np.float32(0.02)
+    return {name: np.resize(some, shape) for name, shape in param_shapes(model).items()}
+
+
 def _check_tokens(model: GPTConfig, tokens: Any) -> NDArray[np.int32]:
     try:
         array = np.asarray(tokens)

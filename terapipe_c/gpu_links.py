@@ -12,7 +12,7 @@ from . import _core, cuda, schedules
 from .backend import Backend
 from .config import GPTConfig
 from .device_comm import flows, kind_of, message_bytes, nccl
-from .engine import RankEngine, gather_bytes, in_threads, init_params
+from .engine import RankEngine, gather_bytes, in_threads, some_params
 from .partition import even_partition
 from .slots import needed
 
@@ -35,23 +35,25 @@ def message_line(model: GPTConfig, seq_len: int, backend: Backend, **device: Any
     activations, with the copies at both ends. device: how products are chosen. Error: NCCL or a GPU cannot be used."""
     size = message_bytes(model.n_embd, [(1, [1])], backend.dtype)
     short, long = min(SMALL, seq_len), seq_len
-    least = _message(model, short, backend, device)
-    byte_s = max(0.0, (_message(model, long, backend, device) - least) / (size * (long - short))) if long > short else 0.0
+    # Attention on one GPU, the FFN on the other: parameters take seconds to make, and more of a GPU than messages do.
+    tiny = replace(model, n_layer=1, vocab_size=VOCABULARY, block_size=seq_len, tie_weights=False)
+    params = some_params(tiny)
+    least = _message(tiny, short, params, backend, device)
+    byte_s = max(0.0, (_message(tiny, long, params, backend, device) - least) / (size * (long - short))) if long > short else 0.0
     return max(0.0, least - byte_s * size * short), byte_s
 
 
-def _message(model: GPTConfig, tokens: int, backend: Backend, device: dict[str, Any]) -> float:
+def _message(tiny: GPTConfig, tokens: int, params: dict[str, Any], backend: Backend, device: dict[str, Any]) -> float:
     """Seconds of a message of so many tokens, there or back. What passes on one GPU between the end of a forward and the beginning
     of its backward, without what the other GPU works meanwhile, is one message there and one back; each is a time of one clock."""
-    tiny = replace(model, n_layer=2, vocab_size=VOCABULARY, block_size=tokens, tie_weights=False)
     program = schedules.gpipe(2, 1).split(pending=0).lower(False)
-    stages, slicing, params = even_partition(tiny, 2), [(1, [tokens])], init_params(tiny)
+    stages, slicing = even_partition(tiny, 2), [(1, [tokens])]
     text = np.random.Generator(np.random.Philox(7)).integers(0, VOCABULARY, (1, tokens + 1), np.int32)
     region = _core.Region.create(2, bytearray([0, 1, 1, 0]), 1 << 16, max(4096, gather_bytes(tiny)), False)
 
     def work(rank: int) -> list[float]:
         control = _core.Comm(region, rank, PATIENCE_S)
-        comm = nccl(control, message_bytes(model.n_embd, slicing, backend.dtype), slots=needed(program), more=flows(program))
+        comm = nccl(control, message_bytes(tiny.n_embd, slicing, backend.dtype), slots=needed(program), more=flows(program))
         engine = RankEngine(tiny, stages, slicing, program, rank, comm, backend=backend, device=rank, **device)
         engine.load(params)
         between = []

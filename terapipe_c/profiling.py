@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from . import _core, cuda
 from ._threads import Worker, let_go, no_thread, refused, start_all
 from .backend import Backend, choose, place
-from .checkpoint import param_shapes
 from .config import KINDS, GPTConfig, flag, real, whole
 from .cost import CostModel
-from .engine import CPU, MOST_THREADS, RankEngine, gather_bytes, products
+from .engine import CPU, MOST_THREADS, RankEngine, gather_bytes, products, some_params
 from .fit import fit_passes
 from .gpu_links import message_line, sent_by_nccl
 from .launch import TIED_RING_BYTES
@@ -141,12 +140,6 @@ def weight_groups(lengths: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
     return groups
 
 
-def _some_params(model: GPTConfig) -> dict[str, Any]:
-    """Small numbers of both signs, made quickly: kernels take the same time for any that are not subnormal."""
-    some = np.random.Generator(np.random.Philox(3)).standard_normal(1 << 16, np.float32) * np.float32(0.02)
-    return {name: np.resize(some, shape) for name, shape in param_shapes(model).items()}
-
-
 def steadied(samples: Sequence[tuple[Hashable, Hashable, float]]) -> dict[Any, float]:
     """Seconds of each key, out of (key, window of time, seconds) samples of a machine whose speed drifts.
 
@@ -208,7 +201,7 @@ class _Sampler:
         start, errors, spent = threading.Barrier(self.busy), [], 0.0
         # One each: no rank says a word to another, but a rank looks between its instructions whether its region was given up.
         regions = [_core.Region.create(1, bytes(1), 0, max(64, gather_bytes(model)), False) for _ in range(self.busy)]
-        params = _some_params(model)
+        params = some_params(model)
         # Written once before anything is timed: a step after the first does not wait for the kernel to find pages.
         moments = {kind: {name: np.zeros_like(array) for name, array in params.items()} for kind in ("exp_avg", "exp_avg_sq")}
 

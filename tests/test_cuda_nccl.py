@@ -310,8 +310,11 @@ def test_a_message_that_is_timed_finds_its_reader_waiting(fake_nccl):
 
 def test_the_line_of_messages_goes_through_what_two_lengths_took(monkeypatch):
     model, sent = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, block_size=64), []
-    monkeypatch.setattr(gpu_links, "_message", lambda model, tokens, *_: sent.append(tokens) or 2e-5 + 1e-9 * 2 * 32 * tokens)
-    assert gpu_links.message_line(model, 64, Backend("cuda", "bf16")) == pytest.approx((2e-5, 1e-9)) and sent == [8, 64]
+    monkeypatch.setattr(gpu_links, "_message", lambda *told: sent.append(told) or 2e-5 + 1e-9 * 2 * 32 * told[1])
+    assert gpu_links.message_line(model, 64, Backend("cuda", "bf16")) == pytest.approx((2e-5, 1e-9))
+    assert [tokens for _, tokens, *_ in sent] == [8, 64]
+    (one, _, params, *_), (_, _, again, *_) = sent      # a wide layer's take seconds to make, and a budget_s may be 20
+    assert params is again and sum(array.size for array in params.values()) == one.num_params and one.n_layer == 1
     assert gpu_links.message_line(model, 4, Backend("cuda", "bf16")) == pytest.approx((2e-5 + 1e-9 * 2 * 32 * 4, 0.0))
     trace = [("F", 0, 0, 0, 1.0, 3.0), ("I", 0, 0, 0, 10.0, 12.0), ("W", 0, 0, 0, 12.0, 13.0)]
     assert [gpu_links._between(trace, rank) for rank in (0, 1)] == [7.0, 11.0]
