@@ -100,3 +100,19 @@ def test_whoever_is_killed_is_named_though_nccl_sees_it_first(processes, fault, 
     if "80" in fault:      # of a step that was not the first
         again = launched(plan, processes, tmp_path / "launched", resume=True)
         assert state(again.out) == state(launched(alone(plan), processes, tmp_path / "alone").out)
+
+
+def test_processes_that_swap_or_compute_again_train_what_one_device_does(processes, tmp_path):
+    """Copies to the host and back are on a stream of their own, as NCCL's messages are."""
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=64, block_size=128)
+    request = {"batch": 4, "seq_len": 128, "backend": "cuda", "dtype": "float32"}
+    roomy = tp.plan(model, tp.Cluster(3), stages=3, planner="dawnpiper", **request)
+    one = tp.plan(model, tp.Cluster(1), stages=1, planner="uniform", schedule="gpipe", slicing=[(1, [128])] * 4, **request)
+    wanted = state(launched(one, processes, tmp_path / "one").out)
+    for less, swaps, more in ((700_000, True, {"host_bandwidth_Bps": 1e14}), (400_000, False, {})):
+        tight = tp.Cluster(3, memory_bytes=max(roomy.peak_memory_bytes) - less, **more)
+        plan = tp.plan(model, tight, stages=3, planner="dawnpiper", **request)
+        assert (any(plan.swap), any(plan.recompute)) == (swaps, not swaps)
+        ranks, errors = trained(plan, processes, tmp_path / f"swaps {swaps}")
+        assert errors == [""] * 3 and all(told["memory"] == told["predicted"] for told in ranks)
+        assert state(tmp_path / f"swaps {swaps}") == wanted
