@@ -21,7 +21,7 @@ __all__ = ["message_line", "sent_by_nccl"]
 SMALL = 8            # tokens of the message that shows the latency
 STEPS, FIRST = 24, 4  # the first steps choose algorithms, capture graphs and connect
 VOCABULARY = 64
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 
 
 def sent_by_nccl(backend: Backend) -> bool:
