@@ -13,6 +13,7 @@
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), "faults.h repeats CUDA's numbers")
 SAME(TP_CUDA_INVALID_VALUE, cudaErrorInvalidValue);
 SAME(TP_CUDA_NO_MEMORY, cudaErrorMemoryAllocation);
+SAME(TP_CUDA_NOT_INITIALIZED, cudaErrorInitializationError);
 SAME(TP_CUDA_OLD_DRIVER, cudaErrorInsufficientDriver);
 SAME(TP_CUDA_NO_DEVICE, cudaErrorNoDevice);
 SAME(TP_CUDA_BAD_HANDLE, cudaErrorInvalidResourceHandle);

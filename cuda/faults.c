@@ -81,8 +81,12 @@ tp_cuda_refuse_machine(int driver, int runtime, int error, const char *detail)
         return tp_fail(TP_ERUNTIME, "the NVIDIA driver (CUDA %d.%d) shows no device%s%s%s", driver / 1000,
                        driver % 1000 / 10, visible ? " (CUDA_VISIBLE_DEVICES is \"" : "", visible ? visible : "",
                        visible ? "\")" : "");
-    return tp_fail(TP_ERUNTIME, "the NVIDIA driver (CUDA %d.%d) shows no device: CUDA error %d (%s: %s)", driver / 1000,
-                   driver % 1000 / 10, error, tp_cuda_error_name(error), tp_cuda_error_text(error));
+    const char *forked = error == TP_CUDA_NOT_INITIALIZED
+                             ? "; in a process forked from one that used a GPU no GPU can be used: multiprocessing's \"spawn\", "
+                               "or a fork before the first use, would be right"
+                             : "";
+    return tp_fail(TP_ERUNTIME, "the NVIDIA driver (CUDA %d.%d) shows no device: CUDA error %d (%s: %s)%s", driver / 1000,
+                   driver % 1000 / 10, error, tp_cuda_error_name(error), tp_cuda_error_text(error), forked);
 }
 
 tp_status

@@ -1,6 +1,7 @@
 """The CUDA backend on machines that lack something: it builds where nvcc is, loads where no driver is, and says what is
 missing; device errors through the emulated device; no kernel spills registers; libraries found at run time."""
 
+import ctypes
 import gc
 import itertools
 import os
@@ -328,6 +329,15 @@ def test_machines_that_will_not_do(emulated, machine, message):
     emulated.emu_machine(**machine)
     with pytest.raises(tp.ExecutionError, match=message):
         emulated.check(0, 0)
+
+
+def test_a_forked_process_is_told_that_it_cannot_use_a_gpu(emulated):
+    """CUDA's word for it is that it could not be initialized."""
+    library = ctypes.CDLL(emulated.__file__)
+    library.tp_error_message.restype = ctypes.c_char_p
+    for error, told in ((3, True), (999, False)):
+        assert library.tp_cuda_refuse_machine(13000, 13000, error, None) != 0
+        assert ("multiprocessing's \"spawn\"" in library.tp_error_message().decode()) == told
 
 
 def test_no_device_in_sight_names_the_variable(emulated, monkeypatch):
