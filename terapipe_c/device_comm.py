@@ -85,8 +85,8 @@ def kind_of(job: Mapping[str, Any]) -> str:
     if job.get("backend") != "cuda" or job["ranks"] == 1:
         return "host"
     if wanted is None:
-        devices = job.get("devices") or range(job["ranks"])
-        alone = len(set(devices)) == job["ranks"] or "local_rank" in job
+        devices = job.get("devices") or ()  # of the ranks of one machine
+        alone = len(set(devices)) == len(devices)
         wanted = "nccl" if alone and cuda.load().__name__ != "_cuda_emu" else "host"
     return wanted
 
