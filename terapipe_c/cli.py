@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             traceback.print_exc()
-        _say(f"terapipe {args.command}: {_told(error)}")
+        told = _told(error)
+        _say(f"terapipe {args.command}: {_in_flags(told) if hasattr(args, 'gpus') else told}")
         if isinstance(error, OSError):
             _forget(sys.stdout)  # a full disk: what is left of it would fail again when Python ends
         return BAD_REQUEST if _is_bad_request(error) else FAILED
@@ -92,6 +94,14 @@ def _is_bad_request(error: BaseException) -> bool:
 
 def _told(error: BaseException) -> str:
     return f"{error}" if isinstance(error, (ValueError, OSError)) and str(error) else f"{type(error).__name__}: {error}"
+
+
+def _in_flags(text: str) -> str:
+    """What an error of `launch` or `train` says of its arguments, where a flag is called otherwise: --gpus are `devices` there."""
+    text = re.sub(r"(?<![\w-])devices((?:\[\d+\])? is )", r"--gpus\1", text).replace("]: None would be", "]: none would be")
+    text = re.sub(r"(?<![\w-])devices=\[(\d[\d, ]*)\]", lambda found: f"--gpus {found[1].replace(',', '')}", text)
+    text = text.replace("devices=[...]", "--gpus")
+    return re.sub(r"launch\(\.\.\., backend='(\w+)', dtype='(\w+)'\)", r"--backend \1 --dtype \2", text)
 
 
 # ---- what commands share -----------------------------------------------------------------------------------------------
@@ -215,7 +225,9 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
                **{name: getattr(args, name) for name in names}}  # fmt: skip
     if source == "profile":
         check_request(costs=None, planner=getattr(args, "planner", "auto"), tensor_parallel=None, **request)  # before the work
-        costs = _measured(model, seq_len, backend, args.dtype, getattr(args, "fast", False))
+        # copies of the model have reproducible products in any case (engine.py)
+        alone = args.data_parallel in (None, 1) and args.schedule != "chimera"
+        costs = _measured(model, seq_len, backend, args.dtype, getattr(args, "fast", False) and alone)
     return {**request, "costs": costs_on(model, cluster, costs, backend, dtype)}
 
 

@@ -429,6 +429,7 @@ class Cluster:
     def _of_gpus(cls, num_devices: int | None) -> Cluster:
         from . import cuda
 
+        cuda.load()     # or GPUs elsewhere cannot be planned for either
         if why := cuda.why_not():
             raise ExecutionError(f"this machine has no GPU for a plan: {why}; of GPUs elsewhere Cluster(num_devices=...), or "
                                  "--devices, would be right")

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cuda_emu import ROOT, build
 from ports import free_port
 
 import terapipe_c as tp
-from terapipe_c import cli
+from terapipe_c import cli, cuda
 from terapipe_c.backend import Backend, place_own
+from terapipe_c.device_comm import kind_of
 
 if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
@@ -57,8 +59,8 @@ def test_what_is_for_a_gpu_is_planned_for_it(capsys, emulation, monkeypatch, tmp
 @pytest.mark.parametrize(("given", "told"), [
     (("--data", "nothing.txt"), "nothing.txt: no such file"),
     (("--out", "text.txt"), "a file is there"),
-    (("--gpus", 1, 0), "devices is [1, 0]: 2 numbers from 0 to 0"),
-    (("--backend", "cpu"), "devices is [0, 0]: None would be right for backend 'cpu'"),
+    (("--gpus", 1, 0), "--gpus is [1, 0]: 2 numbers from 0 to 0"),
+    (("--backend", "cpu"), "--gpus is [0, 0]: none would be right for backend 'cpu'"),
     (("--min-lr", 1), "min_lr is 1: the cosine falls to it"),
     (("--seq-len", 4000, "--block-size", 4000), "4001"),
 ])  # fmt: skip
@@ -142,6 +144,52 @@ def test_seconds_of_another_gpu_or_of_other_products_are_told(emulation, tmp_pat
     assert told(mine, reproducible=False) == []
     assert [text.partition(",")[0] for text in told(elsewhere)] == [
         "the plan's seconds were measured on GPU of elsewhere", "the plan's seconds were measured with reproducible=False"]
+
+
+def test_a_fast_run_of_replicas_is_measured_with_the_products_that_it_has(capsys, emulation, monkeypatch, tmp_path):
+    """Copies of the model have reproducible ones. The command measured others, and its report advised to measure again."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_bytes(b"where shall a stage be cut? " * 100)
+    real = tp.profile
+    monkeypatch.setattr(tp, "profile", lambda *args, **options: real(*args, budget_s=0.3, **options))
+    for out, given in (("replicas", ("--stages", 1, "--data-parallel", 2)), ("chimera", ("--schedule", "chimera")), ("none", ())):
+        code, text, err = run(capsys, "train", *GPUS, *given, "--backend", "cuda", "--gpus", 0, 0, "--fast", "--threads",
+                              "--data", "text.txt", "--steps", 1, "--out", out)
+        assert code == 0 and "the plan's seconds" not in text, err + text
+        assert tp.Plan.load(f"{out}/plan.json").reproducible is (out != "none")
+
+
+def test_an_error_of_the_command_names_its_flags(capsys, emulation, monkeypatch, tmp_path):
+    """And what it advises can be given to it."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_bytes(b"where shall a stage be cut? " * 100)
+    made = run(capsys, "plan", *GPUS, "--devices", 2, "--backend", "cuda", "--out", "plan.json")
+    assert made[0] == 0, made[2]
+    train = ("train", "plan.json", "--data", "text.txt", "--steps", 1, "--out", "run", "--threads")
+    for given, told in (((), "this run has 'cpu' with float32: --backend cuda --dtype bf16 would be right"),
+                        (("--backend", "cuda"), "a plan for 1 devices, or --gpus with a GPU for each rank, would be right"),
+                        (("--backend", "cuda", "--gpus", -1, 0), "--gpus[0] is -1: at least 0")):
+        code, _, err = run(capsys, *train, *given)
+        assert code == 2 and told in err, err
+    code, _, err = run(capsys, *train, "--backend", "cuda", "--dtype", "bf16", "--gpus", 0, 0)
+    assert code == 0, err
+
+
+def test_what_lacks_the_backend_names_no_plan_for_gpus_elsewhere(monkeypatch, tmp_path):
+    """It could not make that one either: what a rank holds there is the backend's to say."""
+    monkeypatch.setenv("TERAPIPE_CUDA_MODULE", str(tmp_path / "none.so"))
+    with pytest.raises(tp.ExecutionError, match="which is no file$"):
+        tp.Cluster.local(backend="cuda")
+
+
+def test_ranks_that_share_a_gpu_under_a_launcher_send_through_the_host(monkeypatch):
+    """NCCL refuses them. `launch` knew; a rank that a launcher started took NCCL whatever `devices` said."""
+    monkeypatch.delenv("TERAPIPE_COMM", raising=False)
+    monkeypatch.setattr(cuda, "load", lambda: SimpleNamespace(__name__="terapipe_c._cuda"))
+    for given, kind in ((None, "nccl"), ([0, 1], "nccl"), ([0, 0], "host"), ([0, 1, 1], "host")):
+        assert kind_of({"backend": "cuda", "ranks": 4, "local_rank": 1, "devices": given}) == kind, given
+    assert kind_of({"backend": "cuda", "ranks": 2, "devices": [1, 0]}) == "nccl"
+    assert kind_of({"backend": "cuda", "ranks": 2, "devices": [0, 0]}) == "host"
 
 
 def test_heads_that_a_gpu_cannot_compute_are_refused_before_a_rank_starts(emulation):
