@@ -533,7 +533,8 @@ def costs_on(model: Any, cluster: Any, costs: Any, backend: Any, dtype: Any) -> 
 def _tell_of_other_lengths(seq_len: Any, costs: Any) -> None:
     """Where the costs are of a GPU and of shorter or longer sequences. Its backward pulls: a slice's keys have their gradients
     from every later token, so that its seconds depend on how many there are. The CPU's pushes, and its costs go on."""
-    if isinstance(costs, CostModel) and costs.source == "measured" and costs.backend == "cuda" and costs.seq_len != seq_len:
+    of_gpu = isinstance(costs, CostModel) and costs.source == "measured" and costs.backend == "cuda"
+    if of_gpu and costs.seq_len not in (None, seq_len):
         warnings.warn(f"the costs were measured on sequences of {costs.seq_len} tokens and the plan's have {brief(seq_len)}: on "
                       "'cuda' a slice's backward takes longer the more tokens follow it, so that the plan's seconds are off; costs "
                       f"of tp.profile(..., seq_len={brief(seq_len)}, backend='cuda') would be right", stacklevel=3)

@@ -83,8 +83,8 @@ def test_costs_of_other_lengths_are_told(tmp_path):
     tp.CostModel.analytic(model, cluster).save(tmp_path / "costs.json")
     written = json.loads((tmp_path / "costs.json").read_text())
 
-    def plan(backend, dtype, seq_len):
-        text = json.dumps(written | {"source": "measured", "seq_len": 16, "backend": backend, "dtype": dtype})
+    def plan(backend, dtype, seq_len, measured=16):
+        text = json.dumps(written | {"source": "measured", "seq_len": measured, "backend": backend, "dtype": dtype})
         (tmp_path / "costs.json").write_text(text)
         tp.plan(model, cluster, 2, seq_len, tp.CostModel.load(tmp_path / "costs.json"), stages=2, planner="terapipe")
 
@@ -96,6 +96,7 @@ def test_costs_of_other_lengths_are_told(tmp_path):
         warnings.simplefilter("error")
         plan("cuda", "bf16", 16)
         plan("cpu", "float32", 32)      # whose backward pushes
+        plan("cuda", "bf16", 32, None)  # from_measurements of whatever lengths
 
 
 def test_costs_of_a_gpu_are_for_its_machine(capsys, emulation, monkeypatch, tmp_path):
