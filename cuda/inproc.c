@@ -1,5 +1,6 @@
 #include "cuda/inproc.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -27,6 +28,10 @@ typedef struct {
     unsigned ways; /* of tp_inproc_way */
 } inproc_comm;
 
+/* Held for reading by ranks that give their devices copies from another rank's memory, for writing by one that failed before its own
+ * is freed: a free waits for the copies that the device has, and would not for one that it is given later. */
+static pthread_rwlock_t copying = PTHREAD_RWLOCK_INITIALIZER;
+
 static void
 close_box(inproc_comm *c, outbox *box)
 {
@@ -50,6 +55,10 @@ release(tp_cuda_comm *base)
 {
     inproc_comm *c = (inproc_comm *)base;
     int ended = !tp_region_is_aborted(c->base.region);
+    if (!ended) { /* whoever copies from this rank's memory has enqueued that, or does not any more */
+        pthread_rwlock_wrlock(&copying);
+        pthread_rwlock_unlock(&copying);
+    }
     for (int rank = 0; rank < c->base.comm.ranks; rank++) {
         if (ended)
             close_box(c, c->to[rank]);
@@ -78,13 +87,20 @@ open_box(inproc_comm *c, int peer, outbox **out)
 {
     outbox *box = c->to[peer];
     if (box == NULL) {
-        box = c->to[peer] = calloc(1, sizeof *box);
+        tp_status status = TP_OK;
+        box = calloc(1, sizeof *box);
         if (box == NULL)
             return tp_fail(TP_EMEMORY, "no memory for messages to rank %d", peer);
-        for (int i = 0; i < TP_INPROC_SLOTS; i++) {
-            TP_TRY(tp_cuda_alloc(c->base.device, c->base.message_bytes, "a buffer for messages", &box->slot[i]));
-            TP_TRY(tp_cuda_event_create(c->base.device, 0, &box->filled[i]));
+        for (int i = 0; i < TP_INPROC_SLOTS && status == TP_OK; i++) {
+            status = tp_cuda_alloc(c->base.device, c->base.message_bytes, "a buffer for messages", &box->slot[i]);
+            if (status == TP_OK)
+                status = tp_cuda_event_create(c->base.device, 0, &box->filled[i]);
         }
+        if (status != TP_OK) { /* the next step tries again */
+            close_box(c, box);
+            return status;
+        }
+        c->to[peer] = box;
     }
     *out = box;
     return TP_OK;
@@ -288,6 +304,20 @@ inproc_recv_wait(tp_comm *comm, int peer)
     return take_out(c, peer, r);
 }
 
+/* Unless the run is aborted: then what is there may have been freed. */
+static tp_status
+copy_theirs(inproc_comm *c, tp_cuda_event ready, void *in, const void *theirs, size_t bytes)
+{
+    pthread_rwlock_rdlock(&copying);
+    tp_status status = tp_comm_check_abort(&c->base.comm, c->base.region);
+    if (status == TP_OK)
+        status = tp_cuda_event_wait(c->base.device, ready, c->base.compute);
+    if (status == TP_OK && bytes > 0)
+        status = tp_cuda_copy(c->base.device, c->base.compute, in, theirs, bytes, TP_CUDA_ON_DEVICE);
+    pthread_rwlock_unlock(&copying);
+    return status;
+}
+
 /* Each copies from the other's memory, and goes on when the other has copied from its own. */
 static tp_status
 inproc_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out_bytes, void *in, size_t in_bytes)
@@ -304,9 +334,7 @@ inproc_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t o
     TP_TRY(tp_cuda_event_record(c->base.device, c->ready, c->base.compute));
     TP_TRY(c->base.control->ops->exchange(c->base.control, peer, tag, &mine, sizeof mine, &theirs, sizeof theirs));
     TP_TRY(check_same(comm, peer, theirs.bytes, in_bytes));
-    TP_TRY(tp_cuda_event_wait(c->base.device, theirs.event, c->base.compute));
-    if (in_bytes > 0)
-        TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, in, theirs.data, in_bytes, TP_CUDA_ON_DEVICE));
+    TP_TRY(copy_theirs(c, theirs.event, in, theirs.data, in_bytes));
     TP_TRY(tp_cuda_event_record(c->base.device, c->copied, c->base.compute));
     mine.event = c->copied;
     TP_TRY(c->base.control->ops->exchange(c->base.control, peer, tag, &mine, sizeof mine, &theirs, sizeof theirs));

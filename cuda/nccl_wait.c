@@ -149,14 +149,27 @@ watch_errors(nccl_comm *c, nc_comm comm, int peer)
     tp_region_abort(c->base.region, TP_ECONNECTION, c->base.comm.rank, text);
 }
 
+/* Is the device past the event? One that cannot be asked is no operation that is late: the run ends with the device's words, not with
+ * a peer's name when time is up, or, where there is no limit, never. */
+static int
+is_past(nccl_comm *c, tp_cuda_event event)
+{
+    char text[512];
+    int done = 0;
+    if (tp_cuda_event_query(c->base.device, event, &done) == TP_OK)
+        return done;
+    snprintf(text, sizeof text, "rank %d: the watch over NCCL's messages: %.400s", c->base.comm.rank, tp_error_message());
+    tp_region_abort(c->base.region, TP_ERUNTIME, c->base.comm.rank, text);
+    return 0;
+}
+
 /* Has the oldest operation that is under way not waited too long? All but the last `kept` of `issued` operations are over; these
  * have an event each. */
 static int
 moves(nccl_comm *c, const tp_cuda_event *events, int64_t kept, int64_t issued, int64_t *seen, int64_t *since_ns)
 {
-    int done = 1;
     while (*seen < issued) {
-        if (*seen + kept >= issued && (tp_cuda_event_query(c->base.device, events[*seen % kept], &done) != TP_OK || !done))
+        if (*seen + kept >= issued && !is_past(c, events[*seen % kept]))
             break;
         ++*seen;
         *since_ns = 0;

@@ -59,7 +59,7 @@ class Case:
     refuse: Sequence[int] = (0, 0)  # fake_nccl_refuse's
     dead: int | None = None         # this rank ends in its second step
     late: int | None = None         # this one does not come to it
-    lag: bool = False               # the device comes no further
+    lag: int = 0                    # 1: the device comes no further; 2: it cannot be asked how far it is
     reproducible: bool = True
     deaf: bool = False              # the communicator does not know who keeps guests
     ways: int = 0                   # in which hand-over waits
@@ -161,7 +161,7 @@ def train(case: Case) -> dict[str, Any]:
     library, backend = ctypes.CDLL(os.environ["TERAPIPE_NCCL"]), ctypes.CDLL(os.environ["TERAPIPE_CUDA_MODULE"])
     library.fake_nccl_set(*{"fail_at": 0, "code": 0, "stuck_at": 0, "looks": 1, "version": 22809, **case.fault}.values())
     library.fake_nccl_refuse(*case.refuse)
-    backend.tp_emu_lag(int(case.lag))
+    backend.tp_emu_lag(case.lag)
     world, told = World(case), {}
 
     def one(rank: int) -> None:

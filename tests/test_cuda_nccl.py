@@ -46,13 +46,50 @@ def test_bits_do_not_depend_on_the_communicator(fake_nccl):
 def test_hand_over_that_waits_otherwise_ends_with_the_first_failure(fake_nccl):
     """One whose host looks for what the other never says, does, or has read."""
     cases = [{"mode": "inproc", "ways": 5, **end} for end in ({"dead": 0}, {"late": 0, "timeout_s": 0.3})]
-    cases += [{"mode": "inproc", "ways": ways, "lag": True, "timeout_s": 0.5, "steps": 1} for ways in (2, 0)]
+    cases += [{"mode": "inproc", "ways": ways, "lag": 1, "timeout_s": 0.5, "steps": 1} for ways in (2, 0)]
     *ends, goes, lags, unknown = answers(fake_nccl, *cases, {"mode": "inproc", "ways": 8})
     for case, result in zip(cases, ends, strict=False):
         assert any(("killed" if "dead" in case else "waited 0.3 s") in text for text in result["told"]), result["told"]
     first = "waited 0.5 s (for a message from rank 0|to send a message to rank 1) .receive of the activation"
     assert trained(goes) and any(re.search(first, text) for text in lags["told"]), lags["told"]  # it comes, and is never there
     assert all("ways is 8: 0 to 7 would be right" in text for text in unknown["told"] if "Aborted" not in text)
+
+
+NO_ROOM = """
+import threading, terapipe_c as tp
+from cuda_ranks import Case, World
+from terapipe_c.engine import RankEngine
+emulator, room = tp.cuda.load(), 1 << 30
+def both():
+    world, engines = World(Case(mode="inproc")), {}
+    comms = [world.comm(rank) for rank in range(2)]
+    def opened(rank):
+        engines[rank] = RankEngine(world.model, world.partition, world.cuts, world.program, rank, comms[rank], **world.options)
+    threads = [threading.Thread(target=opened, args=(rank,)) for rank in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return comms, engines
+emulator.emu_machine(total_bytes=room)
+comms, engines = both()
+taken = room - tp.cuda.devices()[0].free_bytes
+del comms, engines
+emulator.emu_machine(total_bytes=taken)
+comms, engines = both()
+for _ in range(2):
+    try:
+        comms[0].send(1, 0, bytes(8))
+    except tp.OutOfMemoryError as error:
+        print(error)
+del engines[1]      # there is room now
+comms[0].send(1, 0, bytes(8))
+print("sent")
+"""
+
+
+def test_a_message_finds_room_later_where_there_was_none(fake_nccl):
+    """Slots that had not been got were taken for slots when the next message was sent."""
+    *refused, sent = launched("inproc", fake_nccl, NO_ROOM).splitlines()
+    assert len(refused) == 2 and all(text.startswith("a buffer for messages needs ") for text in refused) and sent == "sent"
 
 
 EVENTS = """
@@ -162,6 +199,14 @@ def test_faults_end_every_rank_with_the_first_words(fake_nccl):
         assert len(first) >= 1 and any(words in text for text in first), result
         assert all("failed first" in text for text in others)
         assert result["aborts"] > 0
+
+
+def test_a_device_that_cannot_be_asked_ends_the_run_with_its_own_words(fake_nccl):
+    """While a rank waits for another: that one's name, when time was up, or no end without a limit, was all that was told."""
+    result, = answers(fake_nccl, {"mode": "nccl", "ranks": 2, "late": 0, "lag": 2, "timeout_s": 4.0})
+    status, _, text = result["first"]
+    assert status == "ERUNTIME" and "the watch over NCCL's messages: cudaEventQuery: CUDA error 400 (" in text, result["first"]
+    assert all("CUDA error 400 (cudaErrorInvalidResourceHandle" in told for told in result["told"]), result["told"]
 
 
 def test_faults_while_ranks_meet_leave_no_call_on_a_communicator_in_progress(fake_nccl):

@@ -541,6 +541,8 @@ tp_cuda_event_query(tp_cuda_device *device, tp_cuda_event event, int *done)
     (void)device;
     *done = !atomic_load(&lags);
     TP_TRY(enter("cudaEventQuery"));
+    if (atomic_load(&lags) == 2)
+        return tp_cuda_check(TP_CUDA_BAD_HANDLE, "cudaEventQuery");
     if (*done)
         tp_emu_order_host_event(&((struct event *)event)->clock);
     return tp_emu_point_read(&((struct event *)event)->point, "cudaEventQuery");
