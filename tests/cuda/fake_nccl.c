@@ -3,14 +3,13 @@
  * of a communicator must come to make it, and again to the first operation on it, which connects them; an aborted communicator
  * gives nothing but errors. Everything takes a few looks of ncclCommGetAsyncError to be done. Faults: fake_nccl_set. What its streams
  * would do at the same time the emulator is told (cuda/emu/order.h), where the process has it. */
-#include <dlfcn.h>
-#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/dl_nccl.h"
+#include "tests/cuda/fake_emulator.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define FAKE(name) EXPORT int name
@@ -80,40 +79,13 @@ fake_nccl_count(int which)
 
 /* ---- the emulator, if any ------------------------------------------------------------------------------------------------------ */
 
-typedef int touch_of(tp_stream, const char *, const void *, size_t, int);
-typedef void foreign_of(const void *, size_t, int);
-static struct {
-    touch_of *touch;
-    foreign_of *foreign;
-    const char *(*message)(void);
-} emulator;
-static pthread_once_t looked = PTHREAD_ONCE_INIT;
 static char broken_order[512]; /* what it said */
-
-static int
-look_for_emulator(struct dl_phdr_info *info, size_t size, void *unused)
-{
-    (void)size, (void)unused;
-    void *handle = strstr(info->dlpi_name, "_cuda_emu") != NULL ? dlopen(info->dlpi_name, RTLD_NOW | RTLD_NOLOAD) : NULL;
-    if (handle == NULL)
-        return 0;
-    *(void **)&emulator.touch = dlsym(handle, "tp_emu_order_touch");
-    *(void **)&emulator.foreign = dlsym(handle, "tp_emu_order_foreign");
-    *(void **)&emulator.message = dlsym(handle, "tp_error_message");
-    return 1;
-}
-
-static void
-look(void)
-{
-    dl_iterate_phdr(look_for_emulator, NULL);
-}
 
 /* NC_SUCCESS, or 3 (ncclInternalError) where streams would meet. */
 static int
 touch(tp_stream stream, const char *name, const void *data, size_t bytes, int writes)
 {
-    pthread_once(&looked, look);
+    find_emulator();
     if (emulator.touch == NULL || emulator.touch(stream, name, data, bytes, writes) == TP_OK)
         return NC_SUCCESS;
     snprintf(broken_order, sizeof broken_order, "%s", emulator.message());
@@ -365,7 +337,7 @@ FAKE(ncclCommDestroy)(nc_comm c)
 static void
 declare(const void *data, size_t bytes, int gives)
 {
-    pthread_once(&looked, look);
+    find_emulator();
     if (emulator.foreign != NULL)
         emulator.foreign(data, bytes, gives);
 }

@@ -3,9 +3,7 @@
  * as the real library: a communicator in progress takes no other call; a split, the first operation with a rank and a finalize end
  * when all ranks concerned have come to them; messages match in order and by size; the end of a peer's process is an error at once,
  * as over sockets. FAKE_FAULT="rank call nth" kills the process of that rank at its nth call of that name. */
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <link.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -18,6 +16,7 @@
 #include <unistd.h>
 
 #include "cuda/dl_nccl.h"
+#include "tests/cuda/fake_emulator.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define FAKE(name) EXPORT int name
@@ -100,36 +99,10 @@ misused(const char *how)
 
 /* ---- the emulator --------------------------------------------------------------------------------------------------------- */
 
-static struct {
-    int (*touch)(tp_stream, const char *, const void *, size_t, int);
-    void (*foreign)(const void *, size_t, int);
-    const char *(*message)(void);
-} emulator;
-static pthread_once_t looked = PTHREAD_ONCE_INIT;
-
-static int
-look_for_emulator(struct dl_phdr_info *info, size_t size, void *unused)
-{
-    (void)size, (void)unused;
-    void *handle = strstr(info->dlpi_name, "_cuda_emu") != NULL ? dlopen(info->dlpi_name, RTLD_NOW | RTLD_NOLOAD) : NULL;
-    if (handle == NULL)
-        return 0;
-    *(void **)&emulator.touch = dlsym(handle, "tp_emu_order_touch");
-    *(void **)&emulator.foreign = dlsym(handle, "tp_emu_order_foreign");
-    *(void **)&emulator.message = dlsym(handle, "tp_error_message");
-    return 1;
-}
-
-static void
-look(void)
-{
-    dl_iterate_phdr(look_for_emulator, NULL);
-}
-
 static void
 declare(const void *data, size_t bytes, int gives)
 {
-    pthread_once(&looked, look);
+    find_emulator();
     if (emulator.foreign != NULL)
         emulator.foreign(data, bytes, gives);
 }
@@ -340,7 +313,7 @@ FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
 static int
 begin(const char *call, operation o, int type, tp_stream stream)
 {
-    pthread_once(&looked, look);
+    find_emulator();
     if (emulator.touch != NULL && emulator.touch(stream, call, o.message.data, o.message.bytes, !o.sends) != TP_OK) {
         snprintf(why, sizeof why, "%s", emulator.message());
         return 3; /* ncclInternalError */
