@@ -353,7 +353,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
     layers = replace(model, n_layer=min(model.n_layer, 1 if layer > CACHED_BYTES else 2), vocab_size=TINY_VOCAB,
                      block_size=seq_len, tie_weights=False)
-    messages = _messages(layers, seq_len, where, device)
+    messages = _messages(layers, seq_len, where, device, end)
     _measure_head(sampler, model, seq_len, end)
     _measure_layers(sampler, layers, seq_len, end, micro_batch)
     param_s = _quartile([seconds / params for params, seconds, _ in sampler.updates[False]])
@@ -371,11 +371,11 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
                                        reproducible=None if where.name == "cpu" else exact)
 
 
-def _messages(layers: GPTConfig, seq_len: int, where: Backend, device: dict[str, Any]) -> dict[str, Any]:
+def _messages(layers: GPTConfig, seq_len: int, where: Backend, device: dict[str, Any], end: float) -> dict[str, Any]:
     """What messages take, as arguments of ``CostModel.from_measurements``."""
     if sent_by_nccl(where):
         try:
-            latency, byte = message_line(layers, seq_len, where, **device)
+            latency, byte = message_line(layers, seq_len, where, until=end, **device)
             return {"comm": {"latency_s": latency, "byte_s": byte}}
         except _core.Error as error:
             warnings.warn(f"messages were timed in the host's memory, since NCCL between GPUs 0 and 1 could not be: {error}",

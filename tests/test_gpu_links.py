@@ -66,6 +66,30 @@ def test_ranks_that_could_not_time_messages_leave_the_gpus_as_they_were(fake_ncc
     assert copy > 0 and len(told) == 1 and "of device 1, which has" in told[0] and left == [0, 0, 0]
 
 
+HANGS = """
+import ctypes, json, os, warnings, terapipe_c as tp
+from terapipe_c import gpu_links
+tp.cuda.load().emu_machine(devices=2)
+gpu_links.PATIENCE_S = 0.3, 20.0
+ctypes.CDLL(os.environ["TERAPIPE_NCCL"]).fake_nccl_set(0, 0, 1, 1, 22809)     # its first message never ends
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    costs = tp.profile(tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, block_size=32), backend="cuda", budget_s=0.3)
+told = [str(one.message) for one in told if "timed" in str(one.message)]
+print(json.dumps([costs.copy_byte_s, told, [name for name in os.environ if name.startswith("NCCL_")]]))
+"""
+
+
+def test_nccl_that_hangs_takes_little_more_than_the_budget(fake_nccl, monkeypatch):
+    """It took 20 s of a budget of less. And ranks that take themselves for machines are not tried as threads of this process, whose
+    environment then said so to whatever loads NCCL next."""
+    copy, told, left = json.loads(launched("nccl", fake_nccl, HANGS))
+    assert copy > 0 and len(told) == 1 and "waited 0.3 s for NCCL's" in told[0] and not left
+    monkeypatch.setenv("TERAPIPE_NCCL_ONE_GPU", "1")
+    copy, told, left = json.loads(launched("nccl", fake_nccl, HANGS))
+    assert copy > 0 and not told and not left
+
+
 TURNS = """
 import json, threading, terapipe_c as tp
 from terapipe_c import engine, gpu_links
