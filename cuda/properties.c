@@ -72,14 +72,20 @@ write_uuid(const unsigned char *bytes, const char *prefix, char *text)
 }
 
 static void
-ask_free(const tp_properties_nvml *nvml, const unsigned char *bytes, tp_cuda_properties *out)
+ask_nvml(const tp_properties_nvml *nvml, const unsigned char *bytes, tp_cuda_properties *out)
 {
     char part[sizeof out->uuid];
     unsigned long long memory[3];
     void *device = NULL;
+    if (nvml->init() != 0)
+        return;
     write_uuid(bytes, "MIG", part);
-    if (nvml->init() == 0 && (nvml->by_uuid(out->uuid, &device) == 0 || nvml->by_uuid(part, &device) == 0) &&
-        nvml->memory(device, memory) == 0 && memory[1] < out->total_bytes)
+    if (nvml->by_uuid(out->uuid, &device) != 0) {
+        if (nvml->by_uuid(part, &device) != 0)
+            return;
+        write_uuid(bytes, "MIG", out->uuid); /* CUDA_VISIBLE_DEVICES knows it by no other name */
+    }
+    if (nvml->memory(device, memory) == 0 && memory[1] < out->total_bytes)
         out->free_bytes = memory[1];
 }
 
@@ -109,6 +115,6 @@ tp_properties_ask(int index, const tp_properties_driver *driver, const tp_proper
     write_uuid(uuid, "GPU", out->uuid);
     out->total_bytes = out->free_bytes = total;
     if (nvml != NULL)
-        ask_free(nvml, uuid, out);
+        ask_nvml(nvml, uuid, out);
     return TP_OK;
 }

@@ -472,7 +472,7 @@ else:
 
 @pytest.mark.parametrize(("driver", "nvml", "told"), [
     (DRIVER, NVML, "1,1075,1076,1016,1013,1036,1037,1000,900,1097,1038,NVIDIA,H100,GPU-00112233-4455-6677"),
-    (DRIVER, NVML.replace('"GPU-0', '"MIG-0'), "1037,1000,900,1097"),
+    (DRIVER, NVML.replace('"GPU-0', '"MIG-0'), "1037,1000,900,1097,1038,NVIDIA,H100,MIG-00112233-4455-6677"),
     (DRIVER, NVML.replace('"GPU-0', '"GPU-1'), "1037,1000,1000,1097"),
     (DRIVER, "", "1037,1000,1000,1097"),
     (DRIVER.replace("FAILS", "3"), NVML, "driver->attribute(wanted[i].value, wanted[i].which, device): the driver answers 3"),
