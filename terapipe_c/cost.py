@@ -96,6 +96,8 @@ class CostModel:
                  model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
                  fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None,
                  backend: str = "cpu", dtype: str | None = None, device: str = "", reproducible: bool | None = None) -> None:
+        if model is not None and not isinstance(model, GPTConfig):
+            raise InvalidTypeError(f"model is {brief(model)}: a GPTConfig, or None, would be right")
         for kind, phase in curves:
             if kind not in KINDS or phase not in PHASES:
                 raise InvalidValueError(f"there is no curve {kind}.{phase}: kinds are {', '.join(KINDS)}; phases F, I, W")

@@ -55,6 +55,8 @@ CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "swap", 
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 SUM = "OPT.sum"     # of OPT's seconds, those in which replicas add up their gradients
 NORM = "OPT.norm"   # and those in which each rank measures the sums: the norm of all is global. Both come before the ranks meet
+#: What the message seconds of `Tables` are called.
+_MESSAGES = ("comm_s", "comm_s", "comm.a", "comm.b", "comm.back", "comm.latency", "comm.guest")
 CODE = {name: code for code, name in enumerate(OPS)}
 _TALKING = [CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
 SWAPS = ("SO", "SI")
@@ -219,6 +221,9 @@ def _makespan(program: Program, costs: Any, comm_s: Any = 0.0) -> Any:
         _need(program, cost)
         for name, array in cost[0].items():
             _not_negative(f"seconds of {name}", array)
+        for name, lags in zip(_MESSAGES, (*cost[3:5], *cost[8:]), strict=True):
+            if lags is not None:
+                _not_negative(name, lags)
     seconds = program._makespans(given)
     return seconds if many else float(seconds[0])
 

@@ -130,6 +130,15 @@ def test_numbers_that_say_too_much():
         PROGRAM.simulate({"F": 1.0, "B": 1.0}, activation_bytes=1e300)
 
 
+def test_what_was_measured_is_a_model():
+    """Taken as it was, it failed in whoever asked the costs for its n_embd."""
+    for model in ("gpt2", 0, {}, tp.GPTConfig, CLUSTER):
+        for make in (lambda model: tp.CostModel.from_table(TABLE, TABLE, model=model),
+                     lambda model: tp.CostModel.from_samples([(1, 0, 1.0), (2, 0, 2.0)], model=model)):
+            with pytest.raises(tp.InvalidTypeError, match="model is .*: a GPTConfig, or None, would be right"):
+                make(model)
+
+
 def test_a_plan_is_no_cost_of_a_program():
     with pytest.raises(tp.InvalidTypeError, match=r"cost is Plan: a dict such as .* would be right"):
         PLAN.program.simulate(PLAN)

@@ -161,6 +161,13 @@ def test_bad_costs_are_refused():
             program.simulate(cost)
     with pytest.raises(ValueError, match="comm_s"):
         program.simulate({"F": 1.0, "B": 1.0}, comm_s=np.ones(3))
+    for wrong in (float("nan"), -1.0, float("inf")):
+        for time in (program.simulate, program.makespan):
+            with pytest.raises(tp.InvalidValueError, match=f"comm_s.* is {wrong:g}"):
+                time({"F": 1.0, "B": 1.0}, comm_s=wrong)
+            for name in ("comm.a", "comm.back", "comm.guest", "comm.latency"):
+                with pytest.raises(tp.InvalidValueError, match=f"{name}.* is {wrong:g}"):
+                    time({"F": 1.0, "B": 1.0, name: wrong})
     with pytest.raises(ValueError, match="activation_bytes"):
         program.simulate({"F": 1.0, "B": 1.0}, activation_bytes=-1)
     with pytest.raises(ValueError):
