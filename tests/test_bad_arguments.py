@@ -126,6 +126,10 @@ def test_numbers_that_say_too_much():
         tp.Cluster(num_devices=1, memory_bytes=True)
     with pytest.raises(ValueError, match="seed is -1: at least 0"):
         tp.init_params(MODEL, seed=-1)
+    with pytest.raises(tp.InvalidValueError, match="stages is 40000 and micro_batches 40000: 1 to 32767 stages"):
+        tp.planners.memory_weights(40000)
+    with pytest.raises(tp.InvalidValueError, match="has at least 5242880000 instructions: at most 2147483647"):
+        tp.schedules.dualpipe_v(20000, 65536)                  # not 117 GiB asked for first
     with pytest.raises(ValueError, match="rank 0 would hold"):
         PROGRAM.simulate({"F": 1.0, "B": 1.0}, activation_bytes=1e300)
 

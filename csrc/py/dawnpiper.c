@@ -181,7 +181,7 @@ dawnpiper_weights(PyObject *module, PyObject *args, PyObject *keywords)
         return NULL;
     options.flight = (tp_flight)flight;
     if (options.stages < 1 || options.stages > 32767 || options.micros < 1)
-        return tp_py_invalid_value("stages is %d and micro_batches %d: at least 1 of each is needed",
+        return tp_py_invalid_value("stages is %d and micro_batches %d: 1 to 32767 stages, and 1 micro-batch or more, are needed",
                                    options.stages, options.micros);
     Py_ssize_t count = options.stages;
     double *weight = malloc((size_t)count * sizeof *weight);

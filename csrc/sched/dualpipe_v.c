@@ -135,6 +135,11 @@ build(int ranks, int micros, const int32_t *slices, int64_t *counts, int32_t *ra
     memset(counts, 0, (size_t)ranks * sizeof *counts);
     tp_program *shape = NULL; /* its slices are read while the code is written */
     TP_TRY(tp_program_open(ranks, 2 * ranks, micros, slices, rank_of, counts, &shape));
+    if (4 * units * ranks > INT32_MAX) { /* told before as much memory is asked for, and written */
+        tp_program_close(shape);
+        return tp_fail(TP_EVALUE, "the program has at least %lld instructions: at most %d would be right",
+                       (long long)(4 * units * ranks), INT32_MAX);
+    }
     most = 6 * units * ranks;
     tp_instr *code = malloc((size_t)most * sizeof *code);
     tp_status status = TP_OK;
