@@ -205,16 +205,23 @@ line_of(nccl_comm *c, int peer, line *out)
 {
     int rank = c->base.comm.rank;
     TP_TRY(tp_cuda_comm_ready(&c->base, peer));
-    if (c->twins.comm != NULL && nccl_twin_group(c, peer) == nccl_twin_group(c, rank)) {
-        *out = (line){c->twins.comm, c->twins.stream, nccl_twin_number(c, peer)};
-        return TP_OK;
+    const nc_comm *from = NULL; /* NULL itself once the watch aborted it, which NCCL_CALL then says */
+    if (c->twins.members > 1 && nccl_twin_group(c, peer) == nccl_twin_group(c, rank)) {
+        *out = (line){NULL, c->twins.stream, nccl_twin_number(c, peer)};
+        from = &c->twins.comm;
     }
-    for (int i = 0; i < c->channels; i++) {
+    for (int i = 0; from == NULL && i < c->channels; i++) {
         const nccl_channel *ch = &c->channel[i];
-        if (ch->peer == peer && !ch->up && !ch->keeps) {
-            *out = (line){ch->comm, ch->stream, ch->other};
-            return TP_OK;
-        }
+        if (ch->peer != peer || ch->up || ch->keeps)
+            continue;
+        *out = (line){NULL, ch->stream, ch->other};
+        from = &ch->comm;
+    }
+    if (from != NULL) {
+        pthread_mutex_lock(&c->lock);
+        out->comm = *from;
+        pthread_mutex_unlock(&c->lock);
+        return TP_OK;
     }
     return tp_fail(TP_EVALUE, "rank %d and rank %d do not talk: the communicator was made without this pair", rank, peer);
 }

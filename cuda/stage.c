@@ -7,33 +7,16 @@
 
 /* ---- sizes and opening ------------------------------------------------------------------------------------------------------ */
 
-/* Bytes of the stage's memory, and of a guest of it; 0: blocks out of range. */
-typedef struct {
-    size_t all, guest;
-} stage_sizes;
-
-static stage_sizes
-measure(const tp_stage_config *config, const tp_device_config *device)
+static tp_status
+stage_bytes(const tp_stage_config *config, const tp_device_config *device, tp_stage_bytes *out)
 {
     tp_stage *stage;
-    if (tp_cuda_stage_describe(config, device->dtype, &stage) != TP_OK)
-        return (stage_sizes){0};
-    size_t all = tp_cuda_stage_layout(stage, NULL);
-    stage_sizes found = {tp_align_bytes(all), stage->base.guest_bytes};
+    TP_TRY(tp_cuda_stage_describe(config, device->dtype, &stage));
+    size_t memory = tp_cuda_stage_layout(stage, NULL);
+    *out = tp_stage_bytes_of(&stage->base, memory);
+    out->lent = 0; /* NCCL takes its messages where the stage has them */
     free(stage);
-    return found;
-}
-
-static size_t
-stage_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    return measure(config, device).all;
-}
-
-static size_t
-stage_guest_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    return measure(config, device).guest;
+    return TP_OK;
 }
 
 static int64_t
@@ -106,7 +89,7 @@ lay_positions(tp_stage *stage)
 static tp_status
 take_store(tp_stage *stage)
 {
-    size_t bytes = tp_cuda_stage_store_bytes(&stage->base.config, &stage->rank->config);
+    size_t bytes = tp_stage_store_bytes(&stage->base);
     if (bytes == 0)
         return TP_OK;
     TP_TRY(tp_cuda_host_alloc(stage->rank->cuda, bytes, stage->base.what, &stage->store));
@@ -348,7 +331,6 @@ stage_tied_values(tp_stage *stage, tp_tied *out)
 
 const tp_stage_ops tp_cuda_stage_ops = {
     .bytes = stage_bytes,
-    .store_bytes = tp_cuda_stage_store_bytes,
     .open = stage_open,
     .close = stage_close,
     .params = tp_stage_params,
@@ -365,7 +347,6 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
     .guest = tp_stage_guest,
-    .guest_bytes = stage_guest_bytes,
     .end = tp_stage_end,
     .tied = stage_tied,
     .tied_values = stage_tied_values,

@@ -91,9 +91,6 @@ struct tp_stage {
     int prepared;
 };
 
-/* Page-locked bytes of what is swapped out. */
-size_t
-tp_cuda_stage_store_bytes(const tp_stage_config *config, const tp_device_config *device);
 /* Parts of a stage in an arena; base NULL counts only. */
 size_t
 tp_cuda_stage_layout(tp_stage *stage, char *base);

@@ -129,23 +129,10 @@ ends_in(const char *name, const char *suffix)
     return length >= tail && strcmp(name + length - tail, suffix) == 0;
 }
 
-static tp_stage_sizes
-sizes_of(tp_dtype dtype)
-{
-    return (tp_stage_sizes){sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), tp_dtype_bytes(dtype), 1, 0};
-}
-
-size_t
-tp_cuda_stage_store_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    const tp_stage_sizes sizes = sizes_of(device->dtype);
-    return tp_stage_store_bytes(config, &sizes);
-}
-
 tp_status
 tp_cuda_stage_describe(const tp_stage_config *config, tp_dtype dtype, tp_stage **out)
 {
-    const tp_stage_sizes sizes = sizes_of(dtype);
+    const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), tp_dtype_bytes(dtype), 1, 0};
     TP_TRY(tp_stage_describe(config, &sizes, out));
     (*out)->dtype = dtype;
     const tp_stage_base *stage = &(*out)->base;

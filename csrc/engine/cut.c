@@ -335,6 +335,7 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
         *found = cut_evenly(&x);
         status = tp_deadline_check_told();
     }
+    status = status == TP_OK ? x.sizes.failed : status;
     cutter_close(&x, &counts);
     return status;
 }
@@ -403,6 +404,7 @@ tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, d
         status = cut_alike(&x, low, high, close, x.best, &least);
     if (status == TP_OK && x.several)
         status = cut_less(&x, low, &least);
+    status = status == TP_OK ? x.sizes.failed : status;
     *found = status == TP_OK && least <= high;
     if (*found)
         memcpy(boundary, x.best, ((size_t)x.stages + 1) * sizeof *boundary);

@@ -75,16 +75,16 @@ tp_engine_counts_close(tp_engine_counts *counts);
 TP_MUST_USE tp_status
 tp_engine_check(const tp_engine_config *config);
 /* Bytes of the device that a rank's engine takes from its heap: what tp_engine_open will take, exactly. The config has been
- * checked. */
-size_t
-tp_engine_bytes(const tp_engine_config *config);
+ * checked. EMEMORY: of the host's, for tables that are gone on return. */
+TP_MUST_USE tp_status
+tp_engine_bytes(const tp_engine_config *config, size_t *bytes);
 /* Of these, what the rank's messages leave from: where the communicator's arena (tp_comm_ops.arena) has as much, they lie there and go
- * by one copy. 0: one rank, or the provider does not place them. */
-size_t
-tp_engine_lent_bytes(const tp_engine_config *config);
-/* What the rank takes outside the device's memory for what it swaps: of a disk (CPU), or page-locked of the host (CUDA). */
-size_t
-tp_engine_store_bytes(const tp_engine_config *config);
+ * by one copy. 0: one rank, or the provider does not place them. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_lent_bytes(const tp_engine_config *config, size_t *bytes);
+/* What the rank takes outside the device's memory for what it swaps: of a disk (CPU), or page-locked of the host (CUDA). EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_store_bytes(const tp_engine_config *config, size_t *bytes);
 /* *bytes that a micro-batch of `batch` sequences of seq_len tokens on a stage of blocks [first, end) takes in another rank's memory;
  * of the config its model, provider, device and saves are read. EVALUE: the provider keeps no guests, no such blocks. EMEMORY. */
 TP_MUST_USE tp_status

@@ -26,7 +26,7 @@ tp_engine_has_guests(const tp_program *program, int rank)
 static int
 keeps_guests(const tp_provider *provider)
 {
-    return provider->stage->guest != NULL && provider->stage->guest_bytes != NULL;
+    return provider->stage->guest != NULL;
 }
 
 tp_status
@@ -53,51 +53,54 @@ tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t
                        tp_model_blocks(&config->model));
     TP_TRY(tp_slicing_open(seq_len, batch, 1, &batch, &one, &seq_len, &slicing));
     part.slicing = slicing;
-    *bytes = (int64_t)config->provider->stage->guest_bytes(&part, &config->device);
+    tp_stage_bytes found;
+    tp_status status = config->provider->stage->bytes(&part, &config->device, &found);
+    *bytes = status == TP_OK ? (int64_t)found.guest : 0;
     tp_slicing_close(slicing);
+    return status;
+}
+
+/* Of guests of `stage` on this rank: the bytes of one, and of all. */
+static tp_status
+guests_of(const tp_engine_config *config, int stage, size_t *one, size_t *all)
+{
+    tp_stage_bytes bytes;
+    size_t workspace;
+    *one = *all = 0;
+    if (tp_program_host(config->program, stage) != config->rank)
+        return TP_OK;
+    TP_TRY(tp_engine_stage_bytes(config, stage, &bytes, &workspace));
+    *one = bytes.guest;
+    *all = (size_t)tp_program_guest_slots(config->program, stage) * bytes.guest;
     return TP_OK;
 }
 
-size_t
-tp_engine_guest_bytes(const tp_engine_config *config, int stage)
-{
-    tp_stage_config part = tp_engine_stage_config(config, stage);
-    return config->provider->stage->guest_bytes(&part, &config->device);
-}
-
-/* Rooms for guests of `stage` on this rank, and the bytes of one. */
-static int64_t
-rooms_of(const tp_engine_config *config, int stage, size_t *bytes)
+tp_status
+tp_engine_guests_bytes(const tp_engine_config *config, size_t *bytes)
 {
     *bytes = 0;
-    if (tp_program_host(config->program, stage) != config->rank)
-        return 0;
-    *bytes = tp_engine_guest_bytes(config, stage);
-    return tp_program_guest_slots(config->program, stage);
-}
-
-size_t
-tp_engine_guests_bytes(const tp_engine_config *config)
-{
-    size_t total = 0, bytes;
-    for (int stage = 0; tp_engine_rank_has_guests(config) && stage < config->program->stages; stage++)
-        total += (size_t)rooms_of(config, stage, &bytes) * bytes;
-    return total;
+    for (int stage = 0; tp_engine_rank_has_guests(config) && stage < config->program->stages; stage++) {
+        size_t one, all;
+        TP_TRY(guests_of(config, stage, &one, &all));
+        *bytes += all;
+    }
+    return TP_OK;
 }
 
 tp_status
 tp_engine_take_guests(tp_engine *engine, tp_heap *account)
 {
     const tp_engine_config *config = &engine->config;
-    size_t total = tp_engine_guests_bytes(config), used = 0;
+    size_t total, used = 0;
     if (engine->guest == NULL)
         return TP_OK;
+    TP_TRY(tp_engine_guests_bytes(config, &total));
     TP_TRY(tp_heap_alloc(account, total, "the engine's room for guests", &engine->rooms));
     for (int stage = 0; stage < config->program->stages; stage++) {
-        size_t bytes;
-        int64_t rooms = rooms_of(config, stage, &bytes);
-        engine->guest[stage] = (tp_engine_guest){(char *)engine->rooms + used, bytes};
-        used += (size_t)rooms * bytes;
+        size_t one, all;
+        TP_TRY(guests_of(config, stage, &one, &all));
+        engine->guest[stage] = (tp_engine_guest){(char *)engine->rooms + used, one};
+        used += all;
     }
     return TP_OK;
 }

@@ -141,11 +141,9 @@ tp_engine_has_guests(const tp_program *program, int rank);
 /* EVALUE: a provider that cannot. */
 TP_MUST_USE tp_status
 tp_engine_check_guests(const tp_engine_config *config);
-/* Bytes of a guest of the stage; of the device for all that the rank keeps; and take them, after the tables were taken. */
-size_t
-tp_engine_guest_bytes(const tp_engine_config *config, int stage);
-size_t
-tp_engine_guests_bytes(const tp_engine_config *config);
+/* Bytes of the device for all guests that the rank keeps; and take them, after the tables were taken. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_guests_bytes(const tp_engine_config *config, size_t *bytes);
 TP_MUST_USE tp_status
 tp_engine_take_guests(tp_engine *engine, tp_heap *account);
 /* EVALUE: a communicator of the device's memory that does not lend (comm.h), through which a guest would need a copy. */
@@ -162,8 +160,8 @@ tp_engine_guest_end(tp_engine *engine, const tp_instr *instr, size_t *bytes);
 TP_MUST_USE tp_status
 tp_engine_guest_message(tp_engine *engine, const tp_instr *instr);
 /* open.c's: what the stage is opened with, on whatever rank. */
-tp_stage_config
-tp_engine_stage_config(const tp_engine_config *config, int stage);
+TP_MUST_USE tp_status
+tp_engine_stage_config(const tp_engine_config *config, int stage, tp_stage_config *out);
 
 /* tp_engine_check, but for the partition and what depends on it. */
 TP_MUST_USE tp_status
@@ -172,13 +170,11 @@ tp_engine_check_shape(const tp_engine_config *config);
  * share, one after another, so that the most of any is what they take. */
 size_t
 tp_engine_table_bytes(const tp_engine_config *config);
-size_t
-tp_engine_stage_bytes(const tp_engine_config *config, int stage);
-size_t
-tp_engine_workspace_bytes(const tp_engine_config *config, int stage);
+TP_MUST_USE tp_status
+tp_engine_stage_bytes(const tp_engine_config *config, int stage, tp_stage_bytes *bytes, size_t *workspace);
 /* ---- sizes.c: of a stage by its blocks, remembered ---- */
 typedef struct {
-    int64_t stage, workspace; /* tp_engine_stage_bytes; tp_engine_workspace_bytes, aligned */
+    int64_t stage, workspace; /* tp_stage_bytes.memory; tp_device_ops.workspace_bytes, aligned */
     int64_t guests;           /* on its host */
 } tp_engine_size;
 #define TP_ENGINE_NEVER (INT64_MAX / 4) /* more bytes than anything takes */
@@ -198,12 +194,14 @@ typedef struct {
     int64_t *workspace;      /* [ranks] of a count */
     tp_engine_size *known;   /* by stage, shape (or first block, where layers are not alike) and blocks; 0: not known yet */
     int blocks, alike;
+    tp_status failed;        /* of the first size that could not be had, since when all that was counted means nothing */
 } tp_engine_sizes;
 /* What the config borrows it borrows, too. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_sizes_open(const tp_engine_config *config, tp_engine_sizes *out);
 void
 tp_engine_sizes_close(tp_engine_sizes *sizes);
+/* Searches ask for many: one that cannot be had is TP_ENGINE_NEVER, and told by sizes->failed, which whoever opened them looks at. */
 tp_engine_size
 tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to);
 /* bytes [ranks] of this partition, as tp_engine_bytes counts them; returns the most of any. */
@@ -252,13 +250,13 @@ tp_engine_shift_even(tp_engine_sizes *sizes, int64_t limit, const double *until,
  * not keep its own. Partition and slices fit. */
 TP_MUST_USE tp_status
 tp_engine_check_saving(const tp_engine_config *config);
-/* tp_stage_config.remake_slices of a stage of a config that has passed that check. */
-int
-tp_engine_remakes_slices(const tp_engine_config *config, int stage);
+/* *one: tp_stage_config.remake_slices of a stage of a config that has passed that check. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_remakes_slices(const tp_engine_config *config, int stage, int *one);
 
-/* tp_stage_config.one_room, likewise. */
-int
-tp_engine_has_one_room(const tp_engine_config *config, int stage);
+/* *one: tp_stage_config.one_room, likewise. */
+TP_MUST_USE tp_status
+tp_engine_has_one_room(const tp_engine_config *config, int stage, int *one);
 
 /* EVALUE where the communicator is missing, or another rank's, or of another number of ranks. */
 TP_MUST_USE tp_status

@@ -8,24 +8,24 @@
 
 /* ---- sizes -------------------------------------------------------------------------------------------------------------- */
 
-tp_stage_config
-tp_engine_stage_config(const tp_engine_config *config, int stage)
+tp_status
+tp_engine_stage_config(const tp_engine_config *config, int stage, tp_stage_config *out)
 {
     tp_stage_counts counts = tp_engine_stage_counts(config, stage);
     int part = tp_engine_part(config, stage);
-    return (tp_stage_config){.model = config->model,
+    *out = (tp_stage_config){.model = config->model,
                              .slicing = config->slicing,
                              .first_block = config->partition[part],
                              .last_block = config->partition[part + 1],
                              .activation_slots = counts.activation_slots,
                              .gradient_slots = counts.gradient_slots,
                              .saves = config->saves,
-                             .remake_slices = tp_engine_remakes_slices(config, stage),
-                             .one_room = tp_engine_has_one_room(config, stage),
                              .two_places = counts.two_places,
                              .versions = counts.versions,
                              .replicas = tp_engine_members(config),
                              .store = config->store};
+    TP_TRY(tp_engine_remakes_slices(config, stage, &out->remake_slices));
+    return tp_engine_has_one_room(config, stage, &out->one_room);
 }
 
 static int64_t
@@ -34,18 +34,13 @@ gather_count(const tp_engine_config *config)
     return tp_model_params(&config->model) + TP_GATHER_EXTRA;
 }
 
-size_t
-tp_engine_workspace_bytes(const tp_engine_config *config, int stage)
+tp_status
+tp_engine_stage_bytes(const tp_engine_config *config, int stage, tp_stage_bytes *bytes, size_t *workspace)
 {
-    tp_stage_config part = tp_engine_stage_config(config, stage);
-    return config->provider->device->workspace_bytes(&part, &config->device);
-}
-
-size_t
-tp_engine_stage_bytes(const tp_engine_config *config, int stage)
-{
-    tp_stage_config part = tp_engine_stage_config(config, stage);
-    return tp_align_bytes(config->provider->stage->bytes(&part, &config->device));
+    tp_stage_config part;
+    TP_TRY(tp_engine_stage_config(config, stage, &part));
+    *workspace = tp_align_bytes(config->provider->device->workspace_bytes(&part, &config->device));
+    return config->provider->stage->bytes(&part, &config->device, bytes);
 }
 
 size_t
@@ -62,55 +57,55 @@ tp_engine_table_bytes(const tp_engine_config *config)
            tp_align_bytes(tp_engine_sums_bytes(config));
 }
 
-/* What all stages of the rank share: one after another they work. */
-static size_t
-workspace_bytes(const tp_engine_config *config)
+/* Of all stages of the rank together. The workspace they share: one after another they work. */
+static tp_status
+stages_bytes(const tp_engine_config *config, tp_stage_bytes *total, size_t *workspace)
 {
-    size_t most = 0;
+    *total = (tp_stage_bytes){0};
+    *workspace = 0;
     for (int stage = 0; stage < config->program->stages; stage++) {
-        size_t bytes = config->program->rank_of[stage] == config->rank ? tp_engine_workspace_bytes(config, stage) : 0;
-        most = bytes > most ? bytes : most;
+        tp_stage_bytes bytes;
+        size_t own;
+        if (config->program->rank_of[stage] != config->rank)
+            continue;
+        TP_TRY(tp_engine_stage_bytes(config, stage, &bytes, &own));
+        *workspace = own > *workspace ? own : *workspace;
+        total->memory += bytes.memory;
+        total->lent += bytes.lent;
+        total->store += bytes.store;
     }
-    return most;
+    return TP_OK;
 }
 
-size_t
-tp_engine_bytes(const tp_engine_config *config)
+tp_status
+tp_engine_bytes(const tp_engine_config *config, size_t *bytes)
 {
-    size_t total = tp_engine_table_bytes(config) + tp_align_bytes(tp_engine_guests_bytes(config));
-    for (int stage = 0; stage < config->program->stages; stage++)
-        if (config->program->rank_of[stage] == config->rank)
-            total += tp_engine_stage_bytes(config, stage);
-    return total + tp_align_bytes(workspace_bytes(config));
+    tp_stage_bytes stages;
+    size_t guests, workspace;
+    TP_TRY(stages_bytes(config, &stages, &workspace));
+    TP_TRY(tp_engine_guests_bytes(config, &guests));
+    *bytes = tp_engine_table_bytes(config) + tp_align_bytes(guests) + stages.memory + workspace;
+    return TP_OK;
 }
 
-static size_t
-lent_bytes(const tp_engine_config *config, int stage)
+tp_status
+tp_engine_lent_bytes(const tp_engine_config *config, size_t *bytes)
 {
-    tp_stage_config part = tp_engine_stage_config(config, stage);
-    return config->provider->stage->lent_bytes(&part, &config->device);
+    tp_stage_bytes stages;
+    size_t workspace;
+    TP_TRY(stages_bytes(config, &stages, &workspace));
+    *bytes = config->program->ranks > 1 ? stages.lent : 0;
+    return TP_OK;
 }
 
-size_t
-tp_engine_lent_bytes(const tp_engine_config *config)
+tp_status
+tp_engine_store_bytes(const tp_engine_config *config, size_t *bytes)
 {
-    size_t total = 0;
-    for (int stage = 0; config->provider->stage->lent_bytes != NULL && stage < config->program->stages; stage++)
-        if (config->program->ranks > 1 && config->program->rank_of[stage] == config->rank)
-            total += lent_bytes(config, stage);
-    return total;
-}
-
-size_t
-tp_engine_store_bytes(const tp_engine_config *config)
-{
-    size_t total = 0;
-    for (int stage = 0; config->provider->stage->store_bytes != NULL && stage < config->program->stages; stage++)
-        if (config->program->rank_of[stage] == config->rank) {
-            tp_stage_config part = tp_engine_stage_config(config, stage);
-            total += config->provider->stage->store_bytes(&part, &config->device);
-        }
-    return total;
+    tp_stage_bytes stages;
+    size_t workspace;
+    TP_TRY(stages_bytes(config, &stages, &workspace));
+    *bytes = stages.store;
+    return TP_OK;
 }
 
 static int
@@ -215,30 +210,36 @@ connect(tp_engine *engine)
     return TP_OK;
 }
 
-/* Where the stages' ends lie if their readers may map it; NULL: the stages take them. */
-static char *
-find_arena(tp_engine *engine)
+/* *out: where the stages' ends lie if their readers may map it; NULL: the stages take them. */
+static tp_status
+find_arena(tp_engine *engine, char **out)
 {
     const tp_comm *comm = engine->config.comm;
-    size_t needed = tp_engine_lent_bytes(&engine->config), bytes = 0;
+    size_t needed, bytes = 0;
+    TP_TRY(tp_engine_lent_bytes(&engine->config, &needed));
     void *arena = needed == 0 || comm == NULL || comm->ops->arena == NULL ? NULL : comm->ops->arena(engine->config.comm, &bytes);
     engine->lends = arena != NULL && bytes >= needed;
-    return engine->lends ? arena : NULL;
+    *out = engine->lends ? arena : NULL;
+    return TP_OK;
 }
 
 static tp_status
 open_stages(tp_engine *engine)
 {
     const tp_engine_config *config = &engine->config;
-    char *arena = find_arena(engine);
+    char *arena;
+    TP_TRY(find_arena(engine, &arena));
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
             continue;
-        tp_stage_config part = tp_engine_stage_config(config, stage);
+        tp_stage_config part;
+        tp_stage_bytes bytes;
+        TP_TRY(tp_engine_stage_config(config, stage, &part));
+        TP_TRY(config->provider->stage->bytes(&part, &config->device, &bytes));
         part.lent = arena;
         TP_TRY(config->provider->stage->open(&part, engine->device, &engine->stage[stage]));
         engine->stages++;
-        arena += arena == NULL ? 0 : lent_bytes(config, stage);
+        arena += arena == NULL ? 0 : bytes.lent;
     }
     if (engine->lends)
         return tp_engine_match_loans(engine);
@@ -250,6 +251,9 @@ static tp_status
 open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
 {
     const tp_provider *provider = config->provider;
+    tp_stage_bytes stages;
+    size_t workspace;
+    TP_TRY(stages_bytes(config, &stages, &workspace));
     if (!provider->counts_tables)
         TP_TRY(tp_heap_open(0, &engine->private));
     engine->heap = provider->counts_tables ? account : engine->private;
@@ -262,7 +266,7 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     TP_TRY(connect(engine));
     TP_TRY(tp_engine_check_guests_way(engine));
     TP_TRY(tp_engine_reserve_posted(engine));
-    TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
+    TP_TRY(provider->device->reserve(engine->device, workspace));
     TP_TRY(open_stages(engine));
     return tp_engine_open_copier(engine);
 }

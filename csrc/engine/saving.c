@@ -245,27 +245,32 @@ tp_engine_check_saving(const tp_engine_config *config)
     return status;
 }
 
-int
-tp_engine_remakes_slices(const tp_engine_config *config, int stage)
+tp_status
+tp_engine_remakes_slices(const tp_engine_config *config, int stage, int *one)
 {
     walk x;
     unsigned kinds = stage_saves(config, stage, TP_REMAKES) | stage_saves(config, stage, TP_SWAPS);
-    if (!config->provider->stage->remakes_slices || kinds != 1u << TP_FFN || sums_at_once(config->slicing) ||
-        walk_open(&x, config) != TP_OK)
-        return 0;
-    int one = walk_stage(&x, config, stage) == TP_OK && !x.apart;
+    *one = 0;
+    if (!config->provider->stage->remakes_slices || kinds != 1u << TP_FFN || sums_at_once(config->slicing))
+        return TP_OK;
+    TP_TRY(walk_open(&x, config));
+    *one = walk_stage(&x, config, stage) == TP_OK && !x.apart;
     free(x.forward);
-    return one;
+    return TP_OK;
 }
 
-int
-tp_engine_has_one_room(const tp_engine_config *config, int stage)
+tp_status
+tp_engine_has_one_room(const tp_engine_config *config, int stage, int *one)
 {
     walk x;
-    if (stage_saves(config, stage, TP_SWAPS) == 0 || tp_program_has_two_places(config->program, stage) || walk_open(&x, config) != TP_OK)
-        return 0;
-    x.whole = !tp_engine_remakes_slices(config, stage);
-    int one = walk_stage(&x, config, stage) == TP_OK && !x.crossed;
+    int slices;
+    *one = 0;
+    if (stage_saves(config, stage, TP_SWAPS) == 0 || tp_program_has_two_places(config->program, stage))
+        return TP_OK;
+    TP_TRY(tp_engine_remakes_slices(config, stage, &slices));
+    TP_TRY(walk_open(&x, config));
+    x.whole = !slices;
+    *one = walk_stage(&x, config, stage) == TP_OK && !x.crossed;
     free(x.forward);
-    return one;
+    return TP_OK;
 }

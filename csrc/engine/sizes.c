@@ -84,10 +84,14 @@ tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to)
     sizes->boundary[part] = from;
     sizes->boundary[part + 1] = to;
     sizes->config.rank = sizes->config.program->rank_of[stage];
-    size = (tp_engine_size){(int64_t)tp_engine_stage_bytes(&sizes->config, stage),
-                            (int64_t)tp_align_bytes(tp_engine_workspace_bytes(&sizes->config, stage)), 0};
-    if (sizes->rooms[stage] > 0)
-        size.guests = sizes->rooms[stage] * (int64_t)tp_engine_guest_bytes(&sizes->config, stage);
+    tp_stage_bytes bytes;
+    size_t workspace;
+    tp_status status = tp_engine_stage_bytes(&sizes->config, stage, &bytes, &workspace);
+    if (status != TP_OK) {
+        sizes->failed = status;
+        return (tp_engine_size){TP_ENGINE_NEVER, 0, 0};
+    }
+    size = (tp_engine_size){(int64_t)bytes.memory, (int64_t)workspace, sizes->rooms[stage] * (int64_t)bytes.guest};
     if (known != NULL)
         *known = size;
     return size;

@@ -217,7 +217,7 @@ PyObject *
 tp_py_array(tp_py_state *state, void *memory, char format, int ndim, const Py_ssize_t *shape)
 {
     Py_ssize_t count = 1, itemsize = format == 'd' || format == 'q' ? 8 : format == 'B' ? 1 : 4;
-    PyObject *dims = PyTuple_New(ndim);
+    PyObject *dims = PyErr_Occurred() ? NULL : PyTuple_New(ndim);
     for (int i = 0; dims != NULL && i < ndim; i++) {
         count *= shape[i];
         PyObject *dim = PyLong_FromSsize_t(shape[i]);

@@ -235,8 +235,11 @@ rank_bytes(const holder *h, const tp_program *program, const tp_candidate *c, in
         status = tp_engine_count(program, &counts);
     if (status == TP_OK) {
         config.counts = &counts;
-        for (config.rank = 0; config.rank < program->ranks; config.rank++)
-            bytes[config.rank] = (int64_t)tp_engine_bytes(&config);
+        for (config.rank = 0; status == TP_OK && config.rank < program->ranks; config.rank++) {
+            size_t found = 0;
+            status = tp_engine_bytes(&config, &found);
+            bytes[config.rank] = (int64_t)found;
+        }
         tp_engine_counts_close(&counts);
     }
     tp_slicing_close(cut);

@@ -61,19 +61,22 @@ question_close(question *q)
     tp_slicing_close(q->cut);
 }
 
+typedef tp_status (*engine_figure)(const tp_engine_config *, size_t *bytes);
+
 /* [ranks]; of a large model each takes its time. */
 static PyObject *
-figures(tp_py_state *state, tp_engine_config *config, size_t (*figure)(const tp_engine_config *))
+figures(tp_py_state *state, tp_engine_config *config, engine_figure figure)
 {
     int ranks = config->program->ranks;
     size_t *bytes = malloc((size_t)ranks * sizeof *bytes);
     if (bytes == NULL)
         return PyErr_NoMemory();
+    tp_status status = TP_OK;
     tp_py_away away;
     tp_py_leave(&away);
-    for (config->rank = 0; config->rank < ranks && !tp_deadline_told(); config->rank++)
-        bytes[config->rank] = figure(config);
-    tp_status status = tp_py_back(&away, TP_OK);
+    for (config->rank = 0; status == TP_OK && config->rank < ranks && !tp_deadline_told(); config->rank++)
+        status = figure(config, &bytes[config->rank]);
+    status = tp_py_back(&away, status);
     PyObject *result = status == TP_OK ? PyList_New(ranks) : tp_py_raise(state, status);
     for (int rank = 0; result != NULL && rank < ranks; rank++) {
         PyObject *one = PyLong_FromSize_t(bytes[rank]);
@@ -88,7 +91,7 @@ figures(tp_py_state *state, tp_engine_config *config, size_t (*figure)(const tp_
 
 /* Of a figure of the engine. */
 static PyObject *
-of_each_rank(PyObject *module, PyObject *args, PyObject *kwargs, size_t (*figure)(const tp_engine_config *))
+of_each_rank(PyObject *module, PyObject *args, PyObject *kwargs, engine_figure figure)
 {
     static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves",
                             "replicas", NULL};
@@ -244,12 +247,11 @@ stage_memory(PyObject *module, PyObject *args)
     }
     config.slicing = cut;
     config.saves = ways.buf;
-    size_t bytes = provider->stage->bytes(&config, &device);
+    tp_stage_bytes bytes;
+    tp_status status = provider->stage->bytes(&config, &device, &bytes);
     PyBuffer_Release(&ways);
     tp_slicing_close(cut);
-    if (bytes == 0)
-        return PyErr_NoMemory();
-    return PyLong_FromSize_t(bytes);
+    return status == TP_OK ? PyLong_FromSize_t(bytes.memory) : tp_py_raise(state, status);
 }
 
 static PyObject *

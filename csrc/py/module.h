@@ -112,7 +112,8 @@ tp_py_view_optional(PyObject *object, char format, Py_ssize_t count, const char 
 void
 tp_py_end_views(Py_buffer *view, int count);
 /* A NumPy array (numpy is imported lazily through Python) over memory that `free` ends: numpy.frombuffer on one of our
- * buffer objects, so `base` keeps it alive. format as above; takes ownership of memory (malloc'ed) even on failure. */
+ * buffer objects, so `base` keeps it alive. format as above; takes ownership of memory (malloc'ed) even on failure, as which an
+ * exception that is set already counts: of several arrays in a row the first that fails is told. */
 PyObject *
 tp_py_array(tp_py_state *state, void *memory, char format, int ndim, const Py_ssize_t *shape);
 /* A list of int. */

@@ -359,15 +359,17 @@ tp_lay_store(tp_stage_base *stage, tp_stage_arena *from)
 }
 
 size_t
-tp_stage_store_bytes(const tp_stage_config *config, const tp_stage_sizes *sizes)
+tp_stage_store_bytes(tp_stage_base *stage)
 {
-    tp_stage *stage;
-    if (tp_stage_describe(config, sizes, &stage) != TP_OK)
-        return 0;
-    tp_stage_arena from = {NULL, 0, TP_ALIGN, sizes->element};
-    tp_lay_store((tp_stage_base *)(void *)stage, &from);
-    free(stage);
+    tp_stage_arena from = {NULL, 0, TP_ALIGN, stage->sizes.element};
+    tp_lay_store(stage, &from);
     return from.used;
+}
+
+tp_stage_bytes
+tp_stage_bytes_of(tp_stage_base *stage, size_t memory)
+{
+    return (tp_stage_bytes){tp_align_bytes(memory), stage->lent_bytes, tp_stage_store_bytes(stage), stage->guest_bytes};
 }
 
 /* ---- a slice --------------------------------------------------------------------------------------------------------- */

@@ -218,9 +218,12 @@ tp_stage_version_copy(const tp_stage_base *stage, int i, int version);
 /* What all blocks that swap have outside the device's memory: sets `stored`. */
 void
 tp_lay_store(tp_stage_base *stage, tp_stage_arena *from);
-/* Its bytes, whatever the provider's other sizes. */
+/* Its bytes; `stored` is undefined until tp_lay_store. */
 size_t
-tp_stage_store_bytes(const tp_stage_config *config, const tp_stage_sizes *sizes);
+tp_stage_store_bytes(tp_stage_base *stage);
+/* What a stage takes that was laid out without memory, in `memory` bytes. */
+tp_stage_bytes
+tp_stage_bytes_of(tp_stage_base *stage, size_t memory);
 
 /* ---- a slice --------------------------------------------------------------------------------------------------------------- */
 

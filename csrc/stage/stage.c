@@ -25,46 +25,15 @@ describe(const tp_stage_config *config, const tp_backend_ops *ops, tp_stage **ou
     return TP_OK;
 }
 
-/* Bytes of the stage's memory, of a guest of it, and of what messages leave from; 0: blocks out of range. */
-typedef struct {
-    size_t all, guest, lent;
-} stage_sizes;
-
-static stage_sizes
-measure(const tp_stage_config *config, const tp_device_config *device)
+static tp_status
+stage_bytes(const tp_stage_config *config, const tp_device_config *device, tp_stage_bytes *out)
 {
     tp_stage *stage;
-    if (describe(config, tp_cpu_ops(device->isa), &stage) != TP_OK)
-        return (stage_sizes){0};
-    size_t all = tp_stage_layout(stage, NULL);
-    stage_sizes found = {tp_align_bytes(all), stage->base.guest_bytes, stage->base.lent_bytes};
+    TP_TRY(describe(config, tp_cpu_ops(device->isa), &stage));
+    size_t memory = tp_stage_layout(stage, NULL);
+    *out = tp_stage_bytes_of(&stage->base, memory);
     free(stage);
-    return found;
-}
-
-static size_t
-stage_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    return measure(config, device).all;
-}
-
-static size_t
-stage_guest_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    return measure(config, device).guest;
-}
-
-static size_t
-stage_lent_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    return measure(config, device).lent;
-}
-
-static size_t
-stage_store_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    (void)device;
-    return tp_stage_store_bytes(config, &sizes);
+    return TP_OK;
 }
 
 size_t
@@ -101,7 +70,7 @@ stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
     tp_backend *backend = &((tp_cpu_device *)device)->backend;
     TP_TRY(describe(config, backend->ops, &stage));
     stage->be = backend;
-    stage->store_bytes = tp_stage_store_bytes(config, &sizes);
+    stage->store_bytes = tp_stage_store_bytes(&stage->base);
     tp_status status = tp_heap_alloc(backend->heap, tp_stage_layout(stage, NULL), stage->base.what, &stage->memory);
     if (status == TP_OK)
         status = tp_heap_count(backend->heap, outside_bytes(stage), stage->base.what);
@@ -274,8 +243,6 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradi
 
 const tp_stage_ops tp_cpu_stage_ops = {
     .bytes = stage_bytes,
-    .lent_bytes = stage_lent_bytes,
-    .store_bytes = stage_store_bytes,
     .open = stage_open,
     .close = stage_close,
     .params = tp_stage_params,
@@ -293,7 +260,6 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
     .guest = tp_stage_guest,
-    .guest_bytes = stage_guest_bytes,
     .end = tp_stage_end,
     .tied = tp_stage_tied,
     .tied_values = tp_stage_give_tied,

@@ -44,7 +44,7 @@ typedef struct {
     int replicas;                 /* each with a batch like this one: the gradient is of the mean over all; 0: 1 */
     const char *store;            /* folder on a disk for what is swapped, where it does not go to the host's memory; borrowed
                                      until open returns */
-    void *lent;                   /* memory of tp_stage_ops.lent_bytes for the buffers that messages leave from, borrowed for the
+    void *lent;                   /* memory of tp_stage_bytes.lent for the buffers that messages leave from, borrowed for the
                                      stage's life and counted as its own; NULL: it allocates them itself */
 } tp_stage_config;
 
@@ -133,13 +133,16 @@ typedef struct {
 } tp_tied;
 
 typedef struct {
-    /* Bytes that open takes from the device's heap, workspace not counted; 0: blocks out of range. */
-    size_t (*bytes)(const tp_stage_config *config, const tp_device_config *device);
-    /* Of these, the bytes of its outputs and input gradients, from which messages leave: tp_stage_config.lent is such memory, that
-     * their readers may map. NULL: this provider does not place them. */
-    size_t (*lent_bytes)(const tp_stage_config *config, const tp_device_config *device);
-    /* Bytes that open takes outside the device's memory for what is swapped. NULL: this provider does not swap. */
-    size_t (*store_bytes)(const tp_stage_config *config, const tp_device_config *device);
+    size_t memory; /* that open takes from the device's heap, workspace not counted; a multiple of TP_ALIGN */
+    size_t lent;   /* of these, of its outputs and input gradients, from which messages leave: tp_stage_config.lent is such memory, that
+                      their readers may map. 0: this provider does not place them */
+    size_t store;  /* that open takes outside the device's memory for what is swapped; 0 also: this provider does not swap */
+    size_t guest;  /* of a guest of it (tp_stage_ops.guest) on any rank, a multiple of TP_ALIGN; 0: this provider keeps none */
+} tp_stage_bytes;
+
+typedef struct {
+    /* What a stage takes, before it is opened. EVALUE: blocks out of range. EMEMORY: of the host's, for its tables. */
+    tp_status (*bytes)(const tp_stage_config *config, const tp_device_config *device, tp_stage_bytes *out);
     /* EVALUE: blocks out of range. EMEMORY. The device must outlive the stage. */
     tp_status (*open)(const tp_stage_config *config, tp_device *device, tp_stage **out);
     void (*close)(tp_stage *stage); /* NULL is allowed */
@@ -171,10 +174,8 @@ typedef struct {
     tp_status (*swap_out)(tp_stage *stage, int micro, int slice, int slot);
     tp_status (*swap_in)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     /* All that a slot keeps from a micro-batch's forward to its backward, in one piece, which another rank may keep meanwhile: no input
-     * of a message that is still to be sent is in it. guest_bytes: of a stage on any rank, a multiple of TP_ALIGN. NULL: this
-     * provider keeps no guests. */
+     * of a message that is still to be sent is in it. NULL: this provider keeps no guests. */
     void *(*guest)(tp_stage *stage, int slot, size_t *bytes);
-    size_t (*guest_bytes)(const tp_stage_config *config, const tp_device_config *device);
     /* Where messages land and leave: that slice's rows (of one half: those sequences'). NULL: no such end. */
     void *(*end)(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 

@@ -221,7 +221,8 @@ run_rank(void *argument)
     MUST(tp_engine_check(&config) == TP_OK);
     MUST(tp_engine_open(&config, heap, &engine) == TP_OK);
     load(engine, j, rank);
-    MUST(tp_heap_bytes(heap) == tp_engine_bytes(&config));
+    size_t bytes;
+    MUST(tp_engine_bytes(&config, &bytes) == TP_OK && tp_heap_bytes(heap) == bytes);
     uint64_t allocations = tp_heap_allocations(heap);
     if (rank == j->quits) {
         tp_region_abort(j->region, TP_EIO, rank, "the disk of rank 1 is full");
@@ -231,7 +232,7 @@ run_rank(void *argument)
         snprintf(j->message[rank], sizeof j->message[rank], "%s", tp_error_message());
     }
     MUST(tp_heap_allocations(heap) == allocations); /* a step allocates nothing */
-    MUST(tp_heap_peak_bytes(heap) == tp_engine_bytes(&config));
+    MUST(tp_heap_peak_bytes(heap) == bytes);
     if (j->status[rank] == TP_OK)
         leave(engine, j);
     if (watched != NULL && j->cut->ranks > 1 && j->status[rank] == TP_OK) /* each slice waits for the reader of its own rows */
@@ -260,7 +261,8 @@ run_job(job *j)
         size_t arenas[MOST_RANKS];
         for (int rank = 0; rank < ranks; rank++) {
             tp_engine_config config = config_of(j, rank, NULL);
-            size_t needed = j->cut->ranks > 1 ? tp_engine_lent_bytes(&config) : 4096;
+            size_t needed = 4096;
+            MUST(j->cut->ranks == 1 || tp_engine_lent_bytes(&config, &needed) == TP_OK);
             MUST(needed > 0 && needed % 64 == 0);
             arenas[rank] = j->arena == ARENA ? needed : j->arena == NO_ARENA ? 0 : needed > 4096 ? needed - 4096 : 0;
         }

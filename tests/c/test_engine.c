@@ -245,7 +245,8 @@ fits_to_the_byte(const tp_model *model, const int32_t *tokens, const layout *cut
     open_job(&j, model, cut, tokens, NULL);
     tp_comm nobody = {&lending, 0, cut->ranks, 0};
     tp_engine_config config = config_of(&j, 0, &nobody);
-    size_t bytes = tp_engine_bytes(&config);
+    size_t bytes;
+    MUST(tp_engine_bytes(&config, &bytes) == TP_OK);
     for (size_t less = 0; less < 2; less++) {
         tp_heap *heap;
         tp_engine *engine = NULL;

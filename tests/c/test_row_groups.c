@@ -327,7 +327,8 @@ run(const cut *c, const tp_model *model, const int32_t *tokens, outcome *out)
                                .saves = c->saves, .store = ".", .provider = &provider, .device = {.threads = 1}};
     MUST(tp_heap_open(0, &heap) == TP_OK);
     MUST(tp_engine_check(&config) == TP_OK && tp_engine_open(&config, heap, &engine) == TP_OK);
-    MUST(tp_heap_bytes(heap) == tp_engine_bytes(&config));
+    size_t bytes;
+    MUST(tp_engine_bytes(&config, &bytes) == TP_OK && tp_heap_bytes(heap) == bytes);
     load(engine, model);
     MUST(tp_engine_step(engine, tokens, &options, &result) == TP_OK);
     keep(engine, model, out);
