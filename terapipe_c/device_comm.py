@@ -27,7 +27,8 @@ def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]], dty
 def flows(program: _core.Program) -> set[tuple[int, int]]:
     """From which ranks of a lowered program activations go to which: stages may go down the ranks and up again."""
     send = _core.OPS.index("SF")
-    return {(rank, row[4]) for rank in range(program.num_ranks) for row in program.instructions(rank).tolist() if row[0] == send}
+    codes = [program.instructions(rank) for rank in range(program.num_ranks)]
+    return {(rank, peer) for rank, code in enumerate(codes) for peer in set(code["peer"][code["op"] == send].tolist())}
 
 
 def lines(ranks: int, replicas: int = 1, copies: int = 1, hosts: Iterable[tuple[int, int]] = (),

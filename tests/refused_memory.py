@@ -58,6 +58,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "guest_bytes": lambda: _core.guest_bytes(shape, 0, 4, 1, 32, None, None, saves),
         "cut_stages": lambda: _core.cut_stages(program, shape, cut(slicing), high, eight, saves=saves),
         "cut_least": lambda: _core.cut_least(program, shape, cut(slicing), 0, high, 0.0, saves=saves),
+        "stuck": lambda: whole._stuck(2, False).tolist(),
         "dawnpiper": lambda: of(tp.planners.dawnpiper(nodes, 2, 40.0, micro_batches=4)),
     }
 

@@ -1,10 +1,12 @@
 """No rank waits for ever for a message of NCCL's. Emulated streams do everything at once and cannot show it, so programs are run by
-the rules of cuda/nccl.h alone (terapipe_c/slots.py): what waits for what on the devices, with slots at each end of a channel."""
+the rules of cuda/nccl.h alone (csrc/sched/stuck.c): what waits for what on the devices, with slots at each end of a channel."""
 import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import slots_oracle
 
 import terapipe_c as tp
 from terapipe_c import schedules
@@ -45,6 +47,30 @@ def test_no_rank_waits_for_ever_with_the_slots_that_are_said_to_be_needed(name):
         assert slots == LEAST or stuck(program, LEAST) != ""
         seen, more = seen + 1, more + (slots > LEAST)
     assert seen >= 15 and (more > 0) == (name not in ("gpipe", "seq1f1b"))
+
+
+@pytest.mark.parametrize("name", ["sliced_1f1b", "zb_v", "bpipe", "chimera", "hanayo", "interleaved", "looped_bfs", "pipedream"])
+def test_ranks_end_where_the_same_rules_in_python_end_them(name):
+    """Of one slot and up, of orders that no builder made, of guests that would have slots."""
+    rng, verdicts = np.random.default_rng(7), {True: 0, False: 0}         # of sliced_1f1b, one slice each, none waits
+    for program in programs(name, (1, 3), (2, 4), (2, 5, 8)):
+        orders = [program]
+        if name not in ("sliced_1f1b", "bpipe", "pipedream"):
+            orders.append(program.reorder(dict(zip("FBIW", rng.random(4), strict=True))))
+        for one, slots, direct in itertools.product(orders, (1, 2, 3), (True, False)):
+            where = stuck(one, slots, direct)
+            assert where == slots_oracle.stuck(one, slots, direct)
+            verdicts[where == ""] += 1
+    assert verdicts[True] >= 3 and (verdicts[False] >= 3) == (name != "sliced_1f1b"), verdicts
+
+
+def test_what_is_no_lowered_program_is_refused():
+    program = schedules.gpipe(2, 2).lower(True)
+    with pytest.raises(ValueError, match="0 slots: at least 1"):
+        stuck(program, 0)
+    odd = tp.Program.parse("0F0.0 0SF0.0@1 0OPT0.0\n1F0.0 1OPT0.0\n")
+    with pytest.raises(tp.ScheduleError, match="1 messages are sent and 0 received"):
+        stuck(odd)
 
 
 def test_of_more_messages_than_there_is_room_for_a_run_is_refused():

@@ -220,6 +220,29 @@ program_check(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
+/* [ranks] */
+static PyObject *
+program_stuck(PyObject *self, PyObject *args)
+{
+    const tp_program *program = tp_py_program_of(self);
+    int slots, guests_have_slots;
+    if (!PyArg_ParseTuple(args, "ip", &slots, &guests_have_slots))
+        return NULL;
+    if (slots < 1)
+        return tp_py_invalid_value("%d slots: at least 1 would be right", slots);
+    const Py_ssize_t ranks = program->ranks;
+    int64_t *at = malloc((size_t)ranks * sizeof *at);
+    if (at == NULL)
+        return PyErr_NoMemory();
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_program_stuck(program, slots, guests_have_slots, at));
+    if (status == TP_OK)
+        return tp_py_array(tp_py_state_of(self), at, 'q', 1, &ranks);
+    free(at);
+    return tp_py_raise(tp_py_state_of(self), status);
+}
+
 /* ---- timing ------------------------------------------------------------------------------------------------------------ */
 
 static PyObject *
@@ -472,6 +495,7 @@ static PyMethodDef methods[] = {
     {"versions", tp_py_program_versions, METH_O,
      "versions($self, stage, /)\n--\n\nOf its weights that a stage has at once at most; 0: it has no updates by micro-batches (U)."},
     {"_bounds", program_bounds, METH_O, NULL},
+    {"_stuck", program_stuck, METH_VARARGS, NULL},
     {"_time", program_time, METH_VARARGS, NULL},
     {"_makespans", program_makespans, METH_VARARGS, NULL},
     {"_split_with", tp_py_program_split_with, METH_VARARGS, NULL},

@@ -377,6 +377,11 @@ tp_program_host(const tp_program *program, int stage);
  * Works on compute-only and on lowered programs; on lowered ones also comms, deadlock (rendezvous and eager) and slots. */
 TP_MUST_USE tp_status
 tp_program_check(const tp_program *program);
+/* Run a lowered program that passes check by the rules of messages through `slots` slots at both ends of a channel, one direction of a
+ * pair of ranks for one kind of message; guests go past them, unless they have slots. at[ranks]: the position that a rank ends at,
+ * of one that waits for ever less than its instructions. ESCHEDULE: sends and receives that do not match. EMEMORY. */
+TP_MUST_USE tp_status
+tp_program_stuck(const tp_program *program, int slots, int guests_have_slots, int64_t *at);
 
 /* What the engine demands besides, so that results do not depend on the schedule: on every stage the micro-batches of its
  * backwards (B or I) ascend, those of its weight gradients (B or W) do, and on the last stage those of F too. Where the program has
