@@ -68,8 +68,8 @@ def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: S
     count, shown = _gpus()
     if devices is None:
         if ranks > count:
-            raise _core.InvalidValueError(f"the plan has {ranks} ranks and this machine shows {count} GPUs ({shown}rank {count} is "
-                                          f"the first without one): a plan for {count} devices, or devices=[...] with a GPU for "
+            raise _core.InvalidValueError(f"the plan has {ranks} ranks and this machine shows {_many(count)} ({shown}rank {count} "
+                                          f"is the first without one): a plan for {count} devices, or devices=[...] with a GPU for "
                                           "each rank, would be right")
         placed = list(range(ranks))
     else:
@@ -90,6 +90,10 @@ def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: S
     return placed
 
 
+def _many(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
 def place_own(backend: Backend, rank: int, local_rank: int, devices: Sequence[int] | None, needed: int) -> None:
     """As `place`, for one of the processes that a launcher has started on this machine: `rank` of all, `local_rank` here. That the
     ranks' GPUs are alike is compared between them."""
@@ -99,14 +103,15 @@ def place_own(backend: Backend, rank: int, local_rank: int, devices: Sequence[in
     if devices is None:
         device = own_gpu(local_rank)
         if device >= count:
+            alone = "" if shown or count > 1 else "; if each rank sees its own GPU alone, CUDA_VISIBLE_DEVICES=0 in each says so"
             raise _core.InvalidValueError(f"rank {rank} has no GPU: as local rank {local_rank} it would have GPU {device}, and its "
-                                          f"machine shows {count} GPUs ({shown}the first is 0): no more ranks a machine than it "
-                                          "has GPUs, or devices=[...] with a GPU for each of them, would be right")
+                                          f"machine shows {_many(count)} ({shown}the first is 0): no more ranks a machine than it "
+                                          f"has GPUs, or devices=[...] with a GPU for each of them, would be right{alone}")
     else:
         if local_rank >= len(devices) or devices[local_rank] >= count:
             raise _core.InvalidValueError(f"devices is {list(devices)}, and rank {rank} is local rank {local_rank} of a machine "
-                                          f"that shows {count} GPUs: numbers from 0 to {count - 1}, one for each rank of a machine,"
-                                          " would be right")
+                                          f"that shows {_many(count)}: numbers from 0 to {count - 1}, one for each rank of a "
+                                          "machine, would be right")
         device = devices[local_rank]
     cuda.attention_kernel(device, backend.dtype)
     _check_room(f"rank {rank} needs", needed, cuda.devices()[device])

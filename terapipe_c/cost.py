@@ -355,10 +355,11 @@ class CostModel:
         return Backend(self.backend, self.dtype)
 
     def on(self, backend: str, dtype: str | None = None) -> CostModel:
-        """The same seconds, for plans of another backend's memory."""
+        """The same seconds, for plans of another backend's memory: of no device of that is it known."""
         where = choose(backend, dtype)
         waits = self.head_pass if where.name == "cpu" else None
-        return CostModel.from_dict({**self.to_dict(), "backend": where.name, "dtype": where.dtype, "head_pass": waits})
+        own = {} if where.name == self.backend else {"device": "", "reproducible": None}
+        return CostModel.from_dict({**self.to_dict(), **own, "backend": where.name, "dtype": where.dtype, "head_pass": waits})
 
     @cached_property
     def even(self) -> CostModel:

@@ -375,6 +375,9 @@ def test_what_waits_is_done_by_another_instruction_and_all_of_it_is_done(seed):
     even = random_costs(seed, optimizer_param_s=1e-9)
     costs = CostModel.from_dict({**even.to_dict(), "head_pass": list(waits)})
     assert costs.even == even and costs != even and even.even is even and costs.on("cuda").head_pass is None
+    known = CostModel.from_dict({**even.on("cuda").to_dict(), "device": "H200", "reproducible": True})
+    assert (known.on("cuda").device, known.on("cuda").reproducible) == ("H200", True)
+    assert (known.on("cpu").device, known.on("cpu").reproducible) == ("", None)
     slicing = []
     for _ in range(int(rng.integers(1, 5))):
         ends = sorted({*rng.integers(1, 900, int(rng.integers(1, 12))).tolist(), 900})

@@ -91,7 +91,7 @@ def test_launch_says_what_it_does_not_do(emulation):
     plan = chimera(**ON)
     with pytest.raises(tp.Error, match=r"two copies of the model, .*launch\(\.\.\., reproducible=False\)"):
         tp.launch(plan, DATA, 1, progress=False, **ON)
-    with pytest.raises(tp.Error, match=r"the plan has 2 ranks and this machine shows 1 GPUs"):
+    with pytest.raises(tp.Error, match=r"the plan has 2 ranks and this machine shows 1 GPU"):
         tp.launch(plan, DATA, 1, **OPTIONS, **ON)
 
 

@@ -130,7 +130,7 @@ def test_launch_says_what_it_does_not_do(emulation):
     plan = planned(MODEL, 2, WAYS[1], **ON)
     with pytest.raises(tp.Error, match=r"data_parallel = 2: .*launch\(\.\.\., reproducible=False\)"):
         tp.launch(plan, DATA, 1, progress=False, **ON)
-    with pytest.raises(tp.Error, match=r"the plan has 4 ranks and this machine shows 1 GPUs .*a plan for 1 devices"):
+    with pytest.raises(tp.Error, match=r"the plan has 4 ranks and this machine shows 1 GPU .*a plan for 1 devices"):
         tp.launch(plan, DATA, 1, **OPTIONS, **ON)
     with pytest.raises(tp.Error, match=r"devices is \[0, 0\]: 4 numbers from 0 to 0"):
         tp.launch(plan, DATA, 1, devices=[0, 0], **OPTIONS, **ON)

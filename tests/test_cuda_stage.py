@@ -428,7 +428,7 @@ def test_a_gpu_too_small_is_refused_before_anything_starts(emulation):
 
 def test_no_driver_too_few_and_mixed_gpus_are_refused_by_name(emulation, monkeypatch):
     plan = a_plan("cuda", stages=2)
-    with pytest.raises(_core.InvalidValueError, match="2 ranks and this machine shows 1 GPUs.*rank 1 is the first without one"):
+    with pytest.raises(_core.InvalidValueError, match="2 ranks and this machine shows 1 GPU.*rank 1 is the first without one"):
         tp.launch(plan, CORPUS, 2, backend="cuda", progress=False)
     with pytest.raises(_core.InvalidValueError, match=r"devices is \[0, 3\]: 2 numbers from 0 to 0"):
         tp.launch(plan, CORPUS, 2, backend="cuda", devices=[0, 3], progress=False)
@@ -458,9 +458,9 @@ tp.train(plan, np.arange(999, dtype=np.int32) % 16, 1, backend="cuda", progress=
 
 
 @pytest.mark.parametrize(("second", "options", "told"), [
-    ({"devices": 1}, {}, "rank 3 has no GPU: as local rank 1 it would have GPU 1, and its machine shows 1 GPUs"),
+    ({"devices": 1}, {}, "rank 3 has no GPU: as local rank 1 it would have GPU 1, and .* 1 GPU .*CUDA_VISIBLE_DEVICES=0 in"),
     ({"total_bytes": 1 << 20}, {}, r"rank [23] needs \d+ bytes on GPU [01], which has 1048576 free"),
-    ({"devices": 1}, {"devices": [0, 1]}, r"devices is \[0, 1\], and rank 3 is local rank 1 of a machine that shows 1 GPUs"),
+    ({"devices": 1}, {"devices": [0, 1]}, r"devices is \[0, 1\], and rank 3 is local rank 1 of a machine that shows 1 GPU"),
     ({"name": "A100"}, {}, "GPU .a plan knows one kind; devices=.* of rank 2 is not that of rank 0"),
     ({"name": "A100"}, {"devices": [0, 1]}, ""),
 ])  # fmt: skip
