@@ -121,6 +121,25 @@ use_csv(const tp_program *program)
     free(text);
 }
 
+/* Few slots or many, whatever the program; a proven one comes to its end where every message finds a slot. */
+static void
+use_slots(const tp_program *program)
+{
+    if ((int64_t)program->stages * tp_program_units(program) > 1 << 20)
+        return;
+    int proven = tp_program_check(program) == TP_OK;
+    int64_t *at = malloc((size_t)program->ranks * sizeof *at);
+    if (at == NULL)
+        exit(99);
+    tp_status status = tp_program_stuck(program, proven ? 1 << 20 : 1 + (int)below(3), (int)below(2), at);
+    for (int rank = 0; proven && rank < program->ranks; rank++)
+        if (status != TP_OK || at[rank] != program->begin[rank + 1] - program->begin[rank]) {
+            fprintf(stderr, "rank %d of a proven program ends at %lld (%s)\n", rank, (long long)at[rank], tp_error_message());
+            exit(1);
+        }
+    free(at);
+}
+
 static void
 use(const tp_program *program)
 {
@@ -132,6 +151,7 @@ use(const tp_program *program)
     }
     free(text);
     tp_program_close(again);
+    use_slots(program);
     if (tp_program_check(program) == TP_OK) {
         double one = 1.0, two = 2.0;
         tp_durations durations = {.seconds = {[TP_OP_F] = &one, [TP_OP_B] = &two, [TP_OP_I] = &one, [TP_OP_W] = &one,
