@@ -104,7 +104,7 @@ open_region(const tp_engine_config *config, int ranks, int64_t tensors)
     for (int rank = 0; rank < ranks; rank++) {
         tp_engine_config one = *config;
         one.rank = rank;
-        arenas[rank] = tp_engine_lent_bytes(&one);
+        must(tp_engine_lent_bytes(&one, &arenas[rank]) == TP_OK, "bytes");
     }
     tp_region_shape shape = {ranks, pairs, 1 << 16, ((size_t)tensors + 2) * sizeof(double), arenas};
     must(tp_region_bytes(&shape, &bytes) == TP_OK && tp_local_create(bytes, &memory) == TP_OK, "memory");

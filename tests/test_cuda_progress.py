@@ -9,7 +9,7 @@ import pytest
 import slots_oracle
 
 import terapipe_c as tp
-from terapipe_c import schedules
+from terapipe_c import _core, schedules
 from terapipe_c.slots import LEAST, MOST, needed, stuck
 
 
@@ -71,6 +71,12 @@ def test_what_is_no_lowered_program_is_refused():
     odd = tp.Program.parse("0F0.0 0SF0.0@1 0OPT0.0\n1F0.0 1OPT0.0\n")
     with pytest.raises(tp.ScheduleError, match="1 messages are sent and 0 received"):
         stuck(odd)
+    lists = [rows.copy() for rows in map(schedules.bpipe(4, 8).lower(True).instructions, range(4))]
+    evicted = np.concatenate([rows[rows["op"] == _core.OPS.index("SE")] for rows in lists])[-1]
+    gone = [rows[~(np.isin(rows["op"], [_core.OPS.index("SE"), _core.OPS.index("RE")]) & (rows["stage"] == evicted["stage"]) &
+                   (rows["micro"] == evicted["micro"]))] for rows in lists]
+    with pytest.raises(tp.ScheduleError, match="SL. sends what was not received"):      # the message before the first was read
+        stuck(tp.Program.from_instructions(gone, keep_slots=True))
 
 
 def test_of_more_messages_than_there_is_room_for_a_run_is_refused():

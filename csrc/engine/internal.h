@@ -201,7 +201,8 @@ TP_MUST_USE tp_status
 tp_engine_sizes_open(const tp_engine_config *config, tp_engine_sizes *out);
 void
 tp_engine_sizes_close(tp_engine_sizes *sizes);
-/* Searches ask for many: one that cannot be had is TP_ENGINE_NEVER, and told by sizes->failed, which whoever opened them looks at. */
+/* Searches ask for many: once one cannot be had, none is asked for any more, each new one is more than a stage takes, and
+ * sizes->failed says so, which whoever opened them looks at. */
 tp_engine_size
 tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to);
 /* bytes [ranks] of this partition, as tp_engine_bytes counts them; returns the most of any. */

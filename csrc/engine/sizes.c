@@ -78,8 +78,11 @@ tp_engine_size
 tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to)
 {
     tp_engine_size *known = known_size(sizes, stage, from, to), size;
+    const tp_engine_size never = {TP_ENGINE_NEVER / sizes->config.program->stages, 0, 0}; /* those of a rank are added up */
     if (known != NULL && known->stage > 0)
         return *known;
+    if (sizes->failed != TP_OK) /* what comes later would say something else of it than the first */
+        return never;
     int part = tp_engine_part(&sizes->config, stage);
     sizes->boundary[part] = from;
     sizes->boundary[part + 1] = to;
@@ -89,7 +92,7 @@ tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to)
     tp_status status = tp_engine_stage_bytes(&sizes->config, stage, &bytes, &workspace);
     if (status != TP_OK) {
         sizes->failed = status;
-        return (tp_engine_size){TP_ENGINE_NEVER, 0, 0};
+        return never;
     }
     size = (tp_engine_size){(int64_t)bytes.memory, (int64_t)workspace, sizes->rooms[stage] * (int64_t)bytes.guest};
     if (known != NULL)

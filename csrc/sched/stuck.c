@@ -152,7 +152,7 @@ make_messages(machine *m)
     return TP_OK;
 }
 
-/* Each receive has its message, and each message one receive. */
+/* Each receive has its message, and each message one receive; what goes back came. */
 static tp_status
 match(const machine *m)
 {
@@ -160,6 +160,9 @@ match(const machine *m)
     int32_t found = 0;
     for (int64_t i = 0; i < p->begin[p->ranks]; i++) {
         const tp_instr *instr = &p->code[i];
+        if (instr->op == TP_OP_SL && *made_for(m, EVICTED, instr->stage, instr) < 0)
+            return tp_fail(TP_ESCHEDULE, "%dSL%d sends what was not received: a program that passes check would be right", instr->stage,
+                           instr->micro);
         if (!is_receive(instr->op))
             continue;
         int32_t k = *made_for(m, reader_of(instr), instr->stage, instr);
