@@ -252,11 +252,10 @@ send(machine *m, const tp_instr *instr)
     if (!one->guest && one->number >= m->slots && !before_by_slots(m, one)->over) /* that has not left the slot */
         return 0;
     if (instr->op == TP_OP_SL) {
-        int32_t kept = *made_for(m, EVICTED, instr->stage, instr);
-        if (kept >= 0 && !is_there(m, &m->all[kept]))
+        message *kept = &m->all[*made_for(m, EVICTED, instr->stage, instr)];
+        if (!is_there(m, kept))
             return 0;
-        if (kept >= 0)
-            read_to(m, &m->all[kept]);
+        read_to(m, kept);
     }
     one->sent = 1;
     if (one->guest)
