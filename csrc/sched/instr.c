@@ -339,3 +339,19 @@ tp_pairs_close(tp_pairs *pairs)
     free(pairs->forward); /* the start of their one block */
     *pairs = (tp_pairs){0};
 }
+
+int
+tp_pairs_of(const tp_pairs *pairs, const tp_instr *instr)
+{
+    switch (instr->op) {
+    case TP_OP_SF: return pairs->forward[instr->stage];
+    case TP_OP_SB: return pairs->backward[instr->stage];
+    case TP_OP_RF: return pairs->forward[instr->stage - 1];
+    case TP_OP_RB: return pairs->backward[instr->stage + 1];
+    case TP_OP_SE:
+    case TP_OP_RE: return pairs->evict[instr->stage];
+    case TP_OP_SL:
+    case TP_OP_RL: return pairs->load[instr->stage];
+    default: return -1;
+    }
+}

@@ -65,6 +65,11 @@ tp_sched_is_backward(int op)
 {
     return op == TP_OP_B || op == TP_OP_I;
 }
+static inline int
+tp_sched_is_send(int op)
+{
+    return op == TP_OP_SF || op == TP_OP_SB || op == TP_OP_SE || op == TP_OP_SL;
+}
 /* Slots. Activations (inputs, saved for backward) live from RF or F to W or B. Gradients, and what R makes again, from RB, R, B or
  * I to W, B or SB; and where the stage below is on the same rank, until its backwards have read them, as it has no message. */
 #define TP_SCHED_BIT(op) (1u << (op))
@@ -184,6 +189,9 @@ TP_MUST_USE tp_status
 tp_pairs_open(const tp_program *program, unsigned ops, tp_pairs *pairs);
 void
 tp_pairs_close(tp_pairs *pairs);
+/* The pair that a message goes by, of its send or, in a program whose messages have both ends, its receive; -1: no message. */
+int
+tp_pairs_of(const tp_pairs *pairs, const tp_instr *instr);
 
 /* Do messages between neighbours take time of the ranks? */
 static inline int

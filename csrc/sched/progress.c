@@ -10,28 +10,6 @@
 /* ---- the same order at both ends of every pair ---------------------------------------------------------------------- */
 
 static int
-pair_of_message(const tp_pairs *pairs, const tp_instr *i)
-{
-    switch (i->op) {
-    case TP_OP_SF: return pairs->forward[i->stage];
-    case TP_OP_SB: return pairs->backward[i->stage];
-    case TP_OP_RF: return pairs->forward[i->stage - 1];
-    case TP_OP_RB: return pairs->backward[i->stage + 1];
-    case TP_OP_SE:
-    case TP_OP_RE: return pairs->evict[i->stage];
-    case TP_OP_SL:
-    case TP_OP_RL: return pairs->load[i->stage];
-    default: return -1;
-    }
-}
-
-static int
-is_send(int op)
-{
-    return (TP_SCHED_BIT(op) & (TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_SE) | TP_SCHED_BIT(TP_OP_SL))) != 0;
-}
-
-static int
 same_message(const tp_instr *send, const tp_instr *receive)
 {
     int forward = send->op == TP_OP_SF;
@@ -55,21 +33,21 @@ rule_pairs(const tp_program *p, const tp_pairs *pairs)
     if (begin == NULL || next == NULL || send == NULL)
         status = tp_fail(TP_EMEMORY, "no memory for the messages of %lld instructions", (long long)length);
     for (int64_t k = 0; status == TP_OK && k < length; k++)
-        if (is_send(p->code[k].op))
-            begin[pair_of_message(pairs, &p->code[k]) + 1]++;
+        if (tp_sched_is_send(p->code[k].op))
+            begin[tp_pairs_of(pairs, &p->code[k]) + 1]++;
     for (int i = 0; status == TP_OK && i < pairs->count; i++) {
         begin[i + 1] += begin[i];
         next[i] = begin[i];
     }
     for (int64_t k = 0; status == TP_OK && k < length; k++)
-        if (is_send(p->code[k].op))
-            send[next[pair_of_message(pairs, &p->code[k])]++] = (int32_t)k;
+        if (tp_sched_is_send(p->code[k].op))
+            send[next[tp_pairs_of(pairs, &p->code[k])]++] = (int32_t)k;
     for (int i = 0; status == TP_OK && i < pairs->count; i++)
         next[i] = begin[i];
     for (int r = 0; status == TP_OK && r < p->ranks; r++) {
         status = tp_deadline_check_after(&steps, 8 * (p->begin[r + 1] - p->begin[r]));
         for (int64_t k = p->begin[r]; status == TP_OK && k < p->begin[r + 1]; k++) {
-            int pair = is_send(p->code[k].op) ? -1 : pair_of_message(pairs, &p->code[k]);
+            int pair = tp_sched_is_send(p->code[k].op) ? -1 : tp_pairs_of(pairs, &p->code[k]);
             if (pair < 0)
                 continue;
             char word[TP_WORD] = "nothing";
@@ -140,8 +118,8 @@ waits_for(const machine *m, const tp_instr *i)
         return (m->ready[at - units] & halves) == halves ? -1 : p->rank_of[i->stage - 1];
     if (tp_sched_is_backward(i->op) && !tp_program_is_last(p, i->stage))
         return m->ready[at + units] & READY_B ? -1 : p->rank_of[i->stage + 1];
-    if (m->rendezvous && is_send(i->op)) {
-        int pair = pair_of_message(m->pairs, i);
+    if (m->rendezvous && tp_sched_is_send(i->op)) {
+        int pair = tp_pairs_of(m->pairs, i);
         return m->posted[pair] > m->sent[pair] ? -1 : m->pairs->target[pair];
     }
     return -1;
@@ -153,12 +131,12 @@ take_effect(machine *m, const tp_instr *i)
     const tp_program *p = m->p;
     uint8_t *ready = &m->ready[i->stage * tp_program_units(p) + tp_program_unit(p, i)];
     int forward = i->op == TP_OP_F || i->op == TP_OP_SF;
-    int pair = pair_of_message(m->pairs, i);
+    int pair = tp_pairs_of(m->pairs, i);
     if (m->guests && tp_sched_is_guest(i->op)) {
-        (is_send(i->op) ? m->sent : m->posted)[pair]++;
+        (tp_sched_is_send(i->op) ? m->sent : m->posted)[pair]++;
         *guest_at(m, i) |= i->op == TP_OP_SE ? EVICTED : i->op == TP_OP_SL ? LOADED : i->op == TP_OP_RL ? AWAITED : 0;
         wake(m, i->peer);
-    } else if (is_send(i->op)) {
+    } else if (tp_sched_is_send(i->op)) {
         m->sent[pair]++;
         *ready |= (uint8_t)(forward ? tp_instr_halves(i) : READY_B);
         wake(m, m->pairs->target[pair]);

@@ -65,12 +65,6 @@ made_for(const machine *m, int reader, int stage, const tp_instr *instr)
 }
 
 static int
-is_send(int op)
-{
-    return op == TP_OP_SF || op == TP_OP_SB || op == TP_OP_SE || op == TP_OP_SL;
-}
-
-static int
 is_receive(int op)
 {
     return op == TP_OP_RF || op == TP_OP_RB || op == TP_OP_RE || op == TP_OP_RL;
@@ -80,15 +74,6 @@ static int
 read_at(const tp_instr *instr) /* the stage */
 {
     return instr->stage + (instr->op == TP_OP_SF) - (instr->op == TP_OP_SB);
-}
-
-static int32_t
-pair_of(const machine *m, const tp_instr *instr)
-{
-    const tp_pairs *pairs = &m->pairs;
-    const int32_t *of = instr->op == TP_OP_SF ? pairs->forward : instr->op == TP_OP_SB ? pairs->backward
-                        : instr->op == TP_OP_SE ? pairs->evict : pairs->load;
-    return of[instr->stage];
 }
 
 /* ---- messages ------------------------------------------------------------------------------------------------------------ */
@@ -127,10 +112,10 @@ make_messages(machine *m)
     int32_t made = 0;
     for (int64_t i = 0; i < p->begin[p->ranks]; i++) {
         const tp_instr *instr = &p->code[i];
-        if (!is_send(instr->op))
+        if (!tp_sched_is_send(instr->op))
             continue;
         int reader = reader_of(instr), stage = read_at(instr);
-        int32_t pair = pair_of(m, instr);
+        int32_t pair = tp_pairs_of(&m->pairs, instr);
         if (pair < 0)
             return tp_fail(TP_ESCHEDULE, "%d%s%d.%d goes to no other rank: a program that passes check would be right", instr->stage,
                            tp_op_name(instr->op), instr->micro, instr->slice);
@@ -294,7 +279,7 @@ run(machine *m, int rank)
         const tp_instr *instr = &m->p->code[m->at[rank]];
         if (is_receive(instr->op))
             announce(m, instr);
-        else if (!(is_send(instr->op) ? send : compute)(m, instr))
+        else if (!(tp_sched_is_send(instr->op) ? send : compute)(m, instr))
             break;
     }
     return moved;
@@ -324,7 +309,7 @@ tp_program_stuck(const tp_program *program, int slots, int guests_have_slots, in
     for (int64_t i = 0; i < program->begin[program->ranks]; i++) {
         const tp_instr *instr = &program->code[i];
         ops |= TP_SCHED_BIT(instr->op);
-        sends += is_send(instr->op);
+        sends += tp_sched_is_send(instr->op);
         if (instr->op == TP_OP_SE && (int32_t)TP_SLOT_ACTIVATION(instr->slot) >= m.held)
             m.held = (int32_t)TP_SLOT_ACTIVATION(instr->slot) + 1;
     }
