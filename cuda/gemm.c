@@ -392,15 +392,18 @@ try_pin(const tp_gemm *gemm, plan *pin, const plan_key *key, const tp_gemm_op *o
         return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
     p->key = *key;
     tp_status status = describe_product(gemm, p, op, pin->bias_apart ? GEMM_BARE : pin->fused ? GEMM_FUSED : GEMM_APART);
-    if (status == TP_OK && can(gemm, p, &pin->algo, &checked)) {
-        take(p, &checked);
-        p->pin = pin;
-        pin->users++;
-        *out = p;
-        return TP_OK;
+    int does = status == TP_OK && can(gemm, p, &pin->algo, &checked);
+    if (does && tp_gemm_is_one_sum(gemm->lt, &pin->algo))
+        status = aim_at(gemm, p, op, gemm->multiprocessors - tp_cuda_held(gemm->device));
+    if (status != TP_OK || !does) {
+        tp_gemm_plan_free(gemm, p);
+        return status;
     }
-    tp_gemm_plan_free(gemm, p);
-    return status;
+    take(p, &checked);
+    p->pin = pin;
+    pin->users++;
+    *out = p;
+    return TP_OK;
 }
 
 /* Where the pinned algorithm cannot be had, the product is done all the same, and it is said. */
@@ -411,7 +414,7 @@ choose_pinned(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, plan **o
     TP_TRY(pin_of(gemm, op, &pin));
     TP_TRY(try_pin(gemm, pin, key, op, out));
     if (*out && tp_gemm_is_one_sum(gemm->lt, &pin->algo))
-        return aim_at(gemm, *out, op, gemm->multiprocessors - tp_cuda_held(gemm->device));
+        return TP_OK;
     tp_gemm_say(gemm, GEMM_DIFFERS, "products may differ in their last bits from one slicing to another (for %lld rows, n_in %lld, "
                 "n_out %lld cublasLt %s)", (long long)op->rows, (long long)op->n_in, (long long)op->n_out,
                 *out ? "has only algorithms with split sums" : "refuses the algorithm of other rows");
@@ -447,10 +450,8 @@ plan_of(tp_gemm *gemm, const tp_gemm_op *op, int timed, plan **out)
     if (tp_cuda_capturing(gemm->device, gemm->stream))
         return tp_fail(TP_EINTERNAL, "a product was not prepared before its capture (kind %d, %lld rows, n_in %lld, n_out %lld)",
                        (int)op->kind, (long long)op->rows, (long long)op->n_in, (long long)op->n_out);
-    if (one_sum(gemm, op))
-        TP_TRY(choose_pinned(gemm, &key, op, out));
-    else
-        TP_TRY(choose(gemm, &key, op, timed && gemm->options.candidates > 1, out));
+    int times = timed && gemm->options.candidates > 1;
+    TP_TRY(one_sum(gemm, op) ? choose_pinned(gemm, &key, op, out) : choose(gemm, &key, op, times, out));
     plan **bucket = bucket_of(gemm, &key);
     (*out)->next = *bucket;
     *bucket = *out;
@@ -463,11 +464,10 @@ drop_pin(tp_gemm *gemm, plan *pin)
 {
     if (pin == NULL || --pin->users > 0)
         return;
-    for (plan **at = &gemm->pins; *at; at = &(*at)->next)
-        if (*at == pin) {
-            *at = pin->next;
-            break;
-        }
+    plan **at = &gemm->pins;
+    while (*at != pin)
+        at = &(*at)->next;
+    *at = pin->next;
     tp_gemm_plan_free(gemm, pin);
 }
 

@@ -24,13 +24,13 @@ def main() -> int:
     model = tp.GPTConfig(n_layer=args.layers, n_head=4, n_embd=args.width, vocab_size=256, block_size=args.seq_len)
 
     title("1. Profile: what one layer, the embedding and the head cost here, by slice and context")
-    costs = tp.profile(model, micro_batch=1, seq_len=args.seq_len, threads=1)
+    costs = tp.profile(model, micro_batch=1, seq_len=args.seq_len, threads=1, backend=args.backend)
     print(costs)
 
     title(
         f"2. Plan: {model.num_params:,} parameters on {args.ranks} ranks, {args.batch} sequences of {args.seq_len} tokens a step"
     )
-    cluster = tp.Cluster.local()
+    cluster = tp.Cluster.local(None if args.gpus is None else args.ranks, backend=args.backend)
     plan = tp.plan(model, cluster, batch=args.batch, seq_len=args.seq_len, costs=costs, stages=args.ranks)
     print(plan.explain())
     steps = args.steps or max(60, min(400, round(args.seconds / plan.step_time_s)))
@@ -39,7 +39,7 @@ def main() -> int:
     corpus = tp.stdlib_corpus(folder.with_name(f"{folder.name}.txt"), max_bytes=8_000_000)
     run = tp.launch(plan, data=str(corpus), steps=steps, seed=0, out=str(folder), lr=2e-3, warmup_steps=min(20, steps // 5),
                     checkpoint_every=max(25, steps // 4), eval_every=max(25, steps // 4),
-                    progress=None if sys.stderr.isatty() else False)  # fmt: skip
+                    backend=args.backend, devices=args.gpus, progress=None if sys.stderr.isatty() else False)  # fmt: skip
     follow(run, steps)
 
     title("4. Report: predicted beside measured")
@@ -70,6 +70,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=75.0, help="about how long to train")
     parser.add_argument("--steps", type=int, help="instead of --seconds")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--gpus", type=int, nargs="+", help="the GPU of each rank, where ranks share: --gpus 0 0")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)

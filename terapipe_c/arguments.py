@@ -358,6 +358,6 @@ def _bytes(text: str) -> int:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < 1e18:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: one above 0, such as 16e9, would be right")
+    if not 1 <= value < 1e18:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: one of at least 1, such as 16e9, would be right")
     return int(value)

@@ -29,7 +29,7 @@ from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, flag, html_table, human_gap, human_seconds, one_of, real, whole
 from .fit import Curve, at_least, fit_and_judge, given_line, layer_table, merged, numbers, read_curve
 from .links import Links, of_copies, timed_apart
-from .partition import block_counts, block_params, equal_lengths, even_partition, updated_params
+from .partition import block_counts, block_params, check_partition, equal_lengths, even_partition, updated_params
 
 __all__ = ["CostModel", "Curve"]
 
@@ -420,7 +420,7 @@ class CostModel:
         if partition is not None:
             if model is None:
                 raise InvalidValueError("a partition needs a model, and these costs know none")
-            counts = block_counts(model, partition)
+            counts = block_counts(model, check_partition(partition, model))
         elif program is None:
             raise InvalidTypeError("durations() needs a partition, or a program to take its stages from")
         elif model is None:

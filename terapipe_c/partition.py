@@ -1,17 +1,19 @@
-"""What does each stage of a partition hold? Counts of blocks and parameters; and even divisions."""
+"""What does each stage of a partition hold? Counts of blocks and parameters; checks, and even divisions."""
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InvalidValueError
-from .config import KINDS, GPTConfig, whole
+from ._core import InvalidTypeError, InvalidValueError
+from .config import KINDS, GPTConfig, brief, whole
 
-__all__ = ["block_counts", "block_params", "equal_lengths", "even_partition", "updated_of_kind", "updated_params"]
+__all__ = ["block_counts", "block_params", "check_partition", "equal_lengths", "even_partition", "updated_of_kind",
+           "updated_params"]
 
 
 @lru_cache(maxsize=64)
@@ -25,6 +27,27 @@ def block_counts(model: GPTConfig, partition: Sequence[tuple[int, int]]) -> NDAr
     """int32 [stages, 4]: how many embeddings, attentions, FFNs and heads each stage holds."""
     before, bounds = _counts_before(model.num_blocks), np.array(partition, np.intp).reshape(-1, 2)
     return np.ascontiguousarray(before[bounds[:, 1]] - before[bounds[:, 0]])
+
+
+def check_partition(partition: Any, model: GPTConfig) -> tuple[tuple[int, int], ...]:
+    """[(first block, last block + 1), ...] as a tuple, checked to cover the model in order."""
+    try:
+        entries = list(partition)                              # zip and pairwise of boundaries, too
+    except TypeError:
+        raise InvalidTypeError(f"partition is {brief(partition)}: a list of (first block, last block + 1) would be right") from None
+    at, result = 0, []
+    for k, entry in enumerate(entries):
+        if not isinstance(entry, (list, tuple, np.ndarray)) or getattr(entry, "ndim", 1) != 1 or len(entry) != 2:
+            raise InvalidValueError(f"partition[{k}] is {brief(entry)}: (first block, last block + 1) would be right")
+        first, end = (whole(f"partition[{k}]", x, 0) for x in entry)
+        if first != at or end <= first:
+            raise InvalidValueError(f"partition[{k}] is ({first}, {end}): a stage from block {at} to a later one would be right")
+        result.append((first, end))
+        at = end
+    if at != model.num_blocks:
+        raise InvalidValueError(f"partition ends at block {at}: the model has {model.num_blocks} blocks, so {model.num_blocks} "
+                                "would be right")
+    return tuple(result)
 
 
 @lru_cache(maxsize=64)

@@ -38,12 +38,13 @@ from .config import (
 from .cost import PHASES, CostModel
 from .explain import explain, format_slicing, memory_by_rank, restriction
 from .exports import megatron_flags, torch_csv
+from .partition import check_partition
 from .planners.slicing_bound import plan_slicing_bound
 from .planning.deadline import within
 from .planning.joint import plan_jointly
 from .planning.judge import CHIMERA, PIPEDREAM, saved_bytes
 from .planning.partitioners import Found, plan_one
-from .planning.request import LONG, Request, check_partition, check_request, check_slicing
+from .planning.request import LONG, Request, check_request, check_slicing
 from .progress import planning
 from .schedule import Timeline, idle_causes
 from .schedules import Program

@@ -137,6 +137,8 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     link = given.pop("comm", np.zeros(()))
     links = {name: given.pop(name, None) for name in ("comm.a", "comm.b", "comm.back", "comm.guest")}
     latencies = [given.pop(name, None) for name in ("comm.latency", "comm.latency.back")]
+    if latencies[0] is None and latencies[1] is not None:
+        raise InvalidValueError("cost has 'comm.latency.back' and no 'comm.latency', that of messages there: both would be right")
     unknown = [name for name in given if name not in CODE and name not in HALVES and name not in (SUM, NORM)]
     if unknown:
         raise InvalidValueError(

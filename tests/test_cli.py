@@ -118,8 +118,9 @@ def test_what_is_given_but_empty_is_not_as_if_it_were_not_given(capsys, monkeypa
 
 
 def test_a_number_of_bytes_is_asked_for_by_an_example(capsys):
-    code, _, err = run(capsys, "plan", "--memory-bytes", "16GB")
-    assert code == 2 and "'16GB' is no number of bytes: one above 0, such as 16e9, would be right" in err
+    for text in ("16GB", "0.5"):                                    # half a byte became none, and was refused as 0
+        code, _, err = run(capsys, "plan", "--memory-bytes", text)
+        assert code == 2 and f"'{text}' is no number of bytes: one of at least 1, such as 16e9, would be right" in err
 
 
 def test_values_are_read_as_the_api_wants_them():

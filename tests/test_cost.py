@@ -449,6 +449,10 @@ def test_bad_duration_requests_are_refused():
         _core.cost_durations(pack, blocks.astype(np.int64), i32(1), i32(1), i32(5))
     with pytest.raises(TypeError):
         random_costs(1).durations()
+    for partition, word in (([(0, 3), (4, 8)], "from block 3"), ([(0, 9)], "ends at block 9"), ([(0, 3)], "ends at block 3"),
+                            ([(0, 2.5), (2.5, 8)], "2.5"), ([(0, 3, 8)], "last block")):
+        with pytest.raises(_core.InvalidValueError, match=word):
+            random_costs(1).durations(partition=partition, slicing=[(1, [96])])
 
 
 def test_partitions_and_counts():

@@ -68,19 +68,25 @@ def test_the_demo_runs(tmp_path):
     )
 
 
-def test_the_cluster_example_plans_and_trains_as_torchrun_starts_it(tmp_path):
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_the_cluster_example_plans_and_trains_as_torchrun_starts_it(tmp_path, monkeypatch, request, backend):
+    """On CUDA two emulated machines of one GPU, each a rank's own, and messages through the hosts."""
+    if backend == "cuda":
+        request.getfixturevalue("emulation")
+        monkeypatch.setenv("TERAPIPE_COMM", "host")
     (tmp_path / "corpus.txt").write_bytes(Path(tp.__file__).read_bytes() * 20)
     told = run_python(tmp_path, EXAMPLES / "cluster.py", "plan", "--nodes", 2, "--per-node", 1, "--layers", 2, "--heads", 2,
-                      "--width", 16, "--seq-len", 32, "--batch", 2)
+                      "--width", 16, "--seq-len", 32, "--batch", 2, "--backend", backend)
     assert "2 ranks" in told and (tmp_path / "plan.json").exists()
     port = free_port()
     words = [sys.executable, str(EXAMPLES / "cluster.py"), "train", "--steps", "4"]
     ranks = [subprocess.Popen(words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={
         **os.environ, "PYTHONPATH": str(Path(tp.__file__).parents[1]), "RANK": str(rank), "WORLD_SIZE": "2",
-        "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) for rank in range(2)]
+        "LOCAL_RANK": str(rank if backend == "cpu" else 0),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) for rank in range(2)]
     ends = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], ends
-    assert "predicted" in ends[0][0] and not ends[1][0]
+    assert "predicted" in ends[0][0] and not ends[1][0] and tp.Plan.load(tmp_path / "plan.json").backend == backend
     assert tp.load_checkpoint(tmp_path / "runs" / "cluster").step == 4
     done = subprocess.run(["bash", "-n", str(EXAMPLES / "cluster.sbatch")], check=False)
     assert done.returncode == 0

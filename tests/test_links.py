@@ -124,6 +124,8 @@ def test_a_link_carries_one_message_at_a_time():
         for name in ("comm.latency", "comm.latency.back"):
             with pytest.raises(tp.InvalidValueError, match=rf"comm.latency\[1\] is {wrong:g}: "):
                 program.simulate(cost | {name: [0.0, wrong, 0.0, 0.0]})
+    with pytest.raises(tp.InvalidValueError, match=r"'comm.latency.back' and no 'comm.latency'"):   # it was taken, and did nothing
+        program.simulate({"F": 1.0, "B": 2.0, "comm": 3.0, "comm.latency.back": 0.5})
     with pytest.raises(tp.InvalidValueError, match=r"comm.latency differs between slices"):
         schedules.gpipe(2, 1, 2).simulate({"F": 1.0, "B": 2.0, "comm": 1.0, "comm.latency": [[0.0, 1.0], [0.0, 0.0]]})
     with pytest.raises(tp.InvalidValueError, match=r"comm.latency\[0\] is nan"):

@@ -13,7 +13,7 @@ from .. import _core
 from ..config import KINDS, GPTConfig, brief, whole
 from ..cost import PHASES, CostModel
 from ..links import Links
-from ..partition import block_counts
+from ..partition import block_counts, check_partition
 from .arguments import FloatArray, array, integers, listed, number
 
 __all__ = ["slicing_bound"]
@@ -44,8 +44,6 @@ def slicing_bound(
     these must travel back to the first stage. Not counted: weight gradients that could wait, waits between slices and between
     micro-batches, the exchange of a tied embedding, halves of sliced-1f1b.
     """
-    from ..planning.request import check_partition
-
     if not isinstance(model, GPTConfig):
         raise _core.InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
     if not isinstance(costs, CostModel):

@@ -15,7 +15,7 @@ from ..config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real,
 from ..cost import PHASES, CostModel
 from ..guests import BPIPE
 from ..links import Links
-from ..partition import equal_lengths
+from ..partition import check_partition, equal_lengths
 from .judge import (
     CHIMERA,
     LOOPED,
@@ -33,7 +33,7 @@ from .judge import (
 )
 from .starts import StageCost
 
-__all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
+__all__ = ["PLANNERS", "Request", "check_request", "check_slicing"]
 
 # The planners that tp.plan knows: ours, those of the papers, and the baselines.
 PLANNERS = ("auto", "terapipe", "uniform", "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe",
@@ -84,27 +84,6 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
     covered = sum(b for b, _ in result)
     if covered != batch:
         raise InvalidValueError(f"slicing covers {covered} sequences: batch = {batch} would be right")
-    return tuple(result)
-
-
-def check_partition(partition: Any, model: GPTConfig) -> Cut:
-    """[(first block, last block + 1), ...] as a tuple, checked to cover the model in order."""
-    try:
-        entries = list(partition)                              # zip and pairwise of boundaries, too
-    except TypeError:
-        raise InvalidTypeError(f"partition is {brief(partition)}: a list of (first block, last block + 1) would be right") from None
-    at, result = 0, []
-    for k, entry in enumerate(entries):
-        if not isinstance(entry, (list, tuple, np.ndarray)) or getattr(entry, "ndim", 1) != 1 or len(entry) != 2:
-            raise InvalidValueError(f"partition[{k}] is {brief(entry)}: (first block, last block + 1) would be right")
-        first, end = (whole(f"partition[{k}]", x, 0) for x in entry)
-        if first != at or end <= first:
-            raise InvalidValueError(f"partition[{k}] is ({first}, {end}): a stage from block {at} to a later one would be right")
-        result.append((first, end))
-        at = end
-    if at != model.num_blocks:
-        raise InvalidValueError(f"partition ends at block {at}: the model has {model.num_blocks} blocks, so {model.num_blocks} "
-                                "would be right")
     return tuple(result)
 
 
