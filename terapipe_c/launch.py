@@ -381,19 +381,24 @@ class Run(Outcome):
                     stack.callback(thing.close)
 
     def _follow(self, metrics: Any, deaf: bool = False) -> None:
-        """Hear every rank to its end; once there is an abort, those that outlive it by GRACE_S are killed."""
-        limit, alive = math.inf, self._alive
+        """Hear every rank to its end. Those that outlive an abort by GRACE_S are killed, and so are those that outlive another's
+        good end by timeout_s: all was done by then, and one that is stopped, or hangs, as it leaves was waited for for ever."""
+        limit, alive, patience_s = math.inf, self._alive, self._job["timeout_s"] or math.inf
         while alive:
             for rank, event in self._ranks.events(0.1):
                 if event["kind"] == "exit":
                     alive.discard(rank)
                     if rank not in self._ends and self._region.aborted() is None:
                         self._region.abort("ECONNECTION", rank, f"rank {rank} ended early {self._region.doing(rank)}")
+                    limit = min(limit, time.monotonic() + max(patience_s, GRACE_S))
                 elif not deaf:
                     self._hear(rank, event, metrics)
-            if limit == math.inf and self._region.aborted() is not None:
-                limit = time.monotonic() + GRACE_S
+            if self._region.aborted() is not None:
+                limit = min(limit, time.monotonic() + GRACE_S)
             if time.monotonic() > limit:
+                for rank in alive - self._ends.keys():
+                    why = f"rank {rank} did not end within {patience_s:g} s of another rank's good end"
+                    self._region.abort("ETIMEOUT", rank, why)
                 self._ranks.kill()
 
     def _hear(self, rank: int, event: dict[str, Any], metrics: Any) -> None:

@@ -64,6 +64,16 @@ def test_a_launcher_that_is_stopped_holds_no_rank_up():
         child.stdout.close()
 
 
+def test_a_rank_that_is_stopped_as_it_leaves_holds_no_run_up(tmp_path):
+    """Nobody waits for it but the launcher, which did so for ever: a run that was good is good, or it is said who did not end."""
+    run = start(3, "Lingers", timeout_s=1.0, out=tmp_path / "run", checkpoint_every=3).wait(60)
+    assert not run.running and len(run.history) == 3 and tp.load_checkpoint(run.out).step == 3 and run.report() is not None
+    mute = start(3, "Mute", timeout_s=1.0)
+    with pytest.raises(tp.DeadlineError, match="rank 1 did not end within 1 s of another rank's good end"):
+        mute.wait(60)
+    assert not mute.running and not any(os.path.exists(f"/proc/{pid}") for pid in [*run.pids, *mute.pids])
+
+
 def test_a_terminal_that_halts_holds_no_rank_up(monkeypatch):
     """As by Ctrl-S, or a connection that stalls: who iterates waits until it goes on, nobody else does."""
     master, slave = pty.openpty()

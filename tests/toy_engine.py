@@ -3,6 +3,7 @@
 Each rank holds some of the parameters; the "network" adds up their means along the pipeline, and the loss is the squared
 distance to the mean token. No kernels, so that a run of it takes milliseconds.
 """
+import atexit
 import errno
 import os
 import signal
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from terapipe_c import worker
 from terapipe_c.checkpoint import param_shapes
 
 F, B, OPT = 0, 1, 12
@@ -132,6 +134,36 @@ class Deaf(Engine):
             time.sleep(600)
         if step == 1 and self.rank == 0:
             raise MemoryError("no room")
+
+
+def be_stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)     # another thread may be told of it, and this one go on for a while
+
+
+class Lingers(Engine):
+    """Rank 1 has done and said all, and is stopped while its process leaves."""
+
+    def __init__(self, job, rank, comm):
+        super().__init__(job, rank, comm)
+        if rank == 1:
+            atexit.register(be_stopped)
+
+
+class Mute(Engine):
+    """Rank 1 has done all, and is stopped before it says so."""
+
+    def __init__(self, job, rank, comm):
+        super().__init__(job, rank, comm)
+        send = worker._Telling._send
+
+        def stop_instead(voice, text):
+            if rank == 1 and b'"end"' in text:
+                time.sleep(0.5)     # meanwhile the rank meets the others for the last time
+                be_stopped()
+            send(voice, text)
+
+        worker._Telling._send = stop_instead
 
 
 class Unbuildable(Engine):
