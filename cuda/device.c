@@ -97,6 +97,7 @@ tp_cuda_describe(int index, tp_cuda_properties *out)
 tp_status
 tp_cuda_use(int index)
 {
+    tp_cuda_remember_device(index);
     CUDA_TRY(cudaSetDevice(index)); /* since CUDA 12 it makes the primary context (Programming Guide, "Initialization") */
     return TP_OK;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 static _Thread_local const char *last_kernel = "none";
+static _Thread_local int in_use = -1; /* the device that this thread uses; -1: none yet */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char broken[400]; /* the first sticky error's text; "": none yet */
 
@@ -23,10 +24,12 @@ is_sticky(int error)
 static tp_status
 fail_sticky(int error, const char *what)
 {
-    char text[sizeof broken];
+    char text[sizeof broken], where[32] = "";
+    if (in_use >= 0)
+        snprintf(where, sizeof where, " on device %d", in_use);
     pthread_mutex_lock(&lock);
     if (!broken[0])
-        snprintf(broken, sizeof broken, "%s: CUDA error %d (%s: %s) after kernel %s", what, error,
+        snprintf(broken, sizeof broken, "%s%s: CUDA error %d (%s: %s) after kernel %s", what, where, error,
                  tp_cuda_error_name(error), tp_cuda_error_text(error), last_kernel);
     snprintf(text, sizeof text, "%s", broken);
     pthread_mutex_unlock(&lock);
@@ -57,6 +60,12 @@ const char *
 tp_cuda_last_kernel(void)
 {
     return last_kernel;
+}
+
+void
+tp_cuda_remember_device(int index)
+{
+    in_use = index;
 }
 
 void

@@ -50,6 +50,9 @@ tp_cuda_refuse_bytes(int index, const char *what, size_t bytes, uint64_t free, u
 /* Name the kernel that the calling thread launched last. */
 void
 tp_cuda_remember_kernel(const char *kernel);
+/* Which device the calling thread uses from now on: one that breaks is named, of several. */
+void
+tp_cuda_remember_device(int index);
 /* Forget what broke: for the emulator, whose devices can be healed. */
 void
 tp_cuda_forget_fault(void);

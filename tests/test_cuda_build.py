@@ -394,11 +394,14 @@ def test_out_of_device_memory_says_how_much(emulated):
     emulated.check(0, 1 << 20)  # nothing is lost
 
 
-def test_a_lost_device_stays_lost_and_names_the_cause(emulated):
+def test_a_lost_device_stays_lost_and_is_named_with_the_cause(emulated):
+    emulated.emu_machine(devices=2)
+    emulated.check(0, 64)
     emulated.emu_break(5)
-    with pytest.raises(tp.ExecutionError, match="device is lost to this process: .*700 .cudaErrorIllegalAddress") as first:
+    words = r"the device is lost to this process: cuda\w+ on device 1: CUDA error 700 \(cudaErrorIllegalAddress"
+    with pytest.raises(tp.ExecutionError, match=words) as first:
         for _ in range(9):
-            emulated.check(0, 64)
+            emulated.check(1, 64)
     with pytest.raises(tp.ExecutionError) as second:
         emulated.check(0, 64)
     assert str(first.value) == str(second.value)

@@ -32,6 +32,7 @@ def emulation(monkeypatch):
     module.emu_break(0)
     module.emu_graphs(0)
     yield module
+    module.emu_break(0)
     module.emu_graphs(0)
     module.emu_trace(False)
 

@@ -159,6 +159,7 @@ tp_cuda_describe(int index, tp_cuda_properties *out)
 tp_status
 tp_cuda_use(int index)
 {
+    tp_cuda_remember_device(index);
     TP_TRY(enter("cudaSetDevice"));
     atomic_store(&contexts[index], 1);
     return TP_OK;
