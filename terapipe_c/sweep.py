@@ -58,6 +58,7 @@ class Sweep:
         trial: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> None:
         self.path, self.grid, self.base, self.trial = path, grid, base, trial
+        self.made: dict[str, str] = {}      # statuses() of the rows that this object wrote: a pipe does not give them back
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Every point, the last name varying fastest."""
@@ -72,7 +73,7 @@ class Sweep:
     def statuses(self) -> dict[str, str]:
         """"done" or "failed" by the keys of the rows in the file, a key's last. A last line cut short by a kill is no row."""
         keys: dict[str, str] = {}
-        if no_folder(self.path).exists():
+        if no_folder(self.path).is_file():      # a pipe or a device has no rows: to read them would wait, or go on, for ever
             for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), 1):
                 try:
                     row = loads(line)
@@ -82,7 +83,7 @@ class Sweep:
                     if torn and (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
                         break
                     raise ValueError(f"{self.path}, line {number}: no row of a sweep; give another --out") from error
-        return keys
+        return {**keys, **self.made}
 
     def all_failed(self) -> bool:
         """Whether every trial of the grid has a row, and none went well."""
@@ -111,6 +112,7 @@ class Sweep:
             with self.path.open("a") as file:
                 file.write(json.dumps(row, default=str) + "\n")
             finished.add(key)
+            self.made[key] = row["status"]
             counts[row["status"]] += 1
             if say is not None:
                 say(f"{number}/{total} {row['status']:<6} {point} {row.get('error', {}).get('message', '')}".rstrip())
@@ -118,7 +120,7 @@ class Sweep:
 
     def _end_last_line(self) -> None:
         """Cut off a half-written last line, so that the next row does not run into it."""
-        if not self.path.exists():
+        if not self.path.is_file():
             return
         content = self.path.read_bytes()
         if content and not content.endswith(b"\n"):

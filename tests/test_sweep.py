@@ -35,6 +35,15 @@ def test_a_trial_that_was_cut_short_goes_on(capsys, tmp_path):
     assert steps == sorted(set(steps)) and steps[-1] == 3999    # what was on its way to the killed launcher is in no line
 
 
+def test_rows_go_to_what_is_no_file(tmp_path):
+    """`--out /dev/stdout | jq`: a pipe has no rows to skip, and to look for them would wait for ever."""
+    argv = [sys.executable, "-m", "terapipe_c", "sweep", "--n-layer", "1", "--costs", "analytic", "--planner", "uniform", "--grid"]
+    for grid, code, statuses in (("stages=1,9", 0, ["done", "failed"]), ("stages=9", 1, ["failed"])):
+        done = subprocess.run([*argv, grid, "--json", "--out", "/dev/stderr"], capture_output=True, cwd=tmp_path, timeout=60)
+        rows = [json.loads(line) for line in done.stderr.splitlines() if line.startswith(b"{")]
+        assert (done.returncode, [row["status"] for row in rows]) == (code, statuses), done.stderr
+
+
 def test_a_trial_that_failed_is_tried_again(capsys, tmp_path):
     (tmp_path / "c.txt").write_bytes(bytes(range(32, 127)) * 40)
     argv = [*TRIAL, "--data", str(tmp_path / "c.txt"), "--steps", "20", "--lr", "1e30", "--out", str(tmp_path / "l.jsonl")]
