@@ -184,9 +184,10 @@ def human_rate(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}"
 
 
-def human_gap(value: float) -> str:
-    """0.0123 -> '1.2 %'; what only rounding left is 0."""
-    return f"{100 * value if abs(value) > 1e-9 else 0:.2g} %"
+def human_gap(value: float, sign: str = "") -> str:
+    """0.0123 -> '1.2 %', 1.68 -> '168 %'; what only rounding left is 0. sign: "+" where a positive one is to be seen."""
+    percent = 100 * value if abs(value) > 1e-9 else 0.0
+    return f"{percent:{sign}{'.0f' if abs(percent) >= 99.5 else '.2g'}} %"      # two digits of more would be written 1.7e+02
 
 
 def html_table(title: str, rows: list[tuple[str, str]]) -> str:

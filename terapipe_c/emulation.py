@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
-from .config import counted, human_seconds, timeout
+from .config import counted, human_gap, human_seconds, timeout
 from .cost import CostModel
 from .engine import in_threads
 from .links import Links
@@ -39,7 +39,7 @@ class Emulation:
         return Timeline.from_intervals(self.trace, self.num_ranks, program=self.program)
 
     def __repr__(self) -> str:
-        error = f", error {100 * self.error:+.2g} %" if self.predicted_step_time_s > 0 else ""
+        error = f", error {human_gap(self.error, '+')}" if self.predicted_step_time_s > 0 else ""
         return (f"Emulation({counted(self.num_ranks, 'rank')}, step {human_seconds(self.step_time_s)}, predicted "
                 f"{human_seconds(self.predicted_step_time_s)}{error})")
 

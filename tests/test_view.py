@@ -13,7 +13,7 @@ import pytest
 
 from terapipe_c import cli, devices, planners, schedules, view
 from terapipe_c._page import PAGE
-from terapipe_c.config import human_seconds
+from terapipe_c.config import human_gap, human_seconds
 from terapipe_c.schedule import Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -365,3 +365,10 @@ def test_a_step_of_no_time_is_drawn():
     assert line.makespan_s == 0.0 and line.efficiency == 1.0 and line.lower_bound_s == 0.0
     ElementTree.fromstring(view.svg(line))
     assert "Timeline" in repr(line) and view.html_page(line) and view.chrome_trace(line)
+
+
+def test_shares_are_written_without_exponents():
+    gaps = {0.0: "0 %", 1e-10: "0 %", 0.00123: "0.12 %", 0.0123: "1.2 %", 0.994: "99 %", 0.999: "100 %", 1.6802: "168 %",
+            25: "2500 %"}  # fmt: skip
+    assert {gap: human_gap(gap) for gap in gaps} == gaps
+    assert (human_gap(1.95, "+"), human_gap(0.012, "+"), human_gap(-0.5, "+")) == ("+195 %", "+1.2 %", "-50 %")
