@@ -66,6 +66,17 @@ def check_writable(name: str, folder: str | os.PathLike[str]) -> None:
         raise refusal
 
 
+def check_output(path: str | os.PathLike[str], *, appended: bool = False) -> None:
+    """PermissionError, before the work and not after it, where a file that is there already cannot be replaced, or ``appended`` to,
+    or a new one cannot be made. Pipes and devices are not asked."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        return
+    asked, how, what = (target, os.W_OK, "file") if appended and target.exists() else (target.parent, os.W_OK | os.X_OK, "folder")
+    if asked.exists() and not os.access(asked, how):
+        raise PermissionError(errno.EACCES, f"a {what} that can be written would be right", str(asked))
+
+
 def make_folders(path: Path) -> None:
     """The folder and those that it is in, where they are not there yet."""
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._files import loads, make_folders, no_folder
+from ._files import check_output, loads, make_folders, no_folder
 
 __all__ = ["Sweep", "begun", "read_grid"]
 
@@ -96,6 +96,7 @@ class Sweep:
         counts = {"done": 0, "failed": 0, "skipped": 0}
         total = sum(1 for _ in self.points())
         make_folders(self.path.parent)
+        check_output(self.path, appended=True)
         self._end_last_line()
         for number, point in enumerate(self.points(), 1):
             key = self.key(point)

@@ -44,6 +44,22 @@ def test_rows_go_to_what_is_no_file(tmp_path):
         assert (done.returncode, [row["status"] for row in rows]) == (code, statuses), done.stderr
 
 
+def test_what_cannot_be_written_is_told_before_the_work(capsys, monkeypatch, tmp_path):
+    """Root may write anywhere, so the question is answered for it."""
+    def work(*args, **kwargs):
+        raise AssertionError("measured, planned or tried before the file was asked for")
+
+    rows = tmp_path / "m.jsonl"
+    rows.write_text("")
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) not in (tmp_path, rows))
+    monkeypatch.setattr(tp, "profile", work)
+    monkeypatch.setattr(tp, "plan", work)
+    for argv in (["profile", "--out", str(tmp_path / "c.json")], ["plan", "--costs", "analytic", "--out", str(tmp_path / "p.json")],
+                 ["sweep", "--costs", "analytic", "--grid", "stages=1", "--out", str(rows)]):  # fmt: skip
+        code, _, err = run(capsys, *argv)
+        assert code == 2 and "that can be written would be right" in err, (argv, err)
+
+
 def test_a_trial_that_failed_is_tried_again(capsys, tmp_path):
     (tmp_path / "c.txt").write_bytes(bytes(range(32, 127)) * 40)
     argv = [*TRIAL, "--data", str(tmp_path / "c.txt"), "--steps", "20", "--lr", "1e30", "--out", str(tmp_path / "l.jsonl")]
