@@ -123,11 +123,13 @@ look_again(inproc_comm *c, waiting *w)
     TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
     if (c->base.comm.timeout_ns > 0 && now - w->since > c->base.comm.timeout_ns)
         return tp_comm_too_late(&c->base.comm, c->base.region, w->peer, w->inward, w->tag, 0, w->bytes);
+    tp_region_await(c->base.region, c->base.comm.rank, w->peer);
     if (!(c->ways & TP_INPROC_SPINS))
         tp_clock_sleep_until(now + POLL_NS);
     else
         while (tp_clock_ns() < now + SPIN_NS)
             sched_yield();
+    tp_region_await_no_more(c->base.region, c->base.comm.rank);
     return TP_OK;
 }
 

@@ -188,6 +188,7 @@ class Run(Outcome):
         self.pids: list[int] = ranks.pids
         self._region, self._ranks, self._progress, self._folder = region, ranks, progress, folder
         self._errors: dict[int, dict[str, Any]] = {}
+        self._halted: list[int] | None = None     # ranks that were stopped when the run failed
         self._error: BaseException | None = None
         self._over = self._interrupted = False
         self._alive = set(range(job["ranks"]))
@@ -395,6 +396,8 @@ class Run(Outcome):
                     self._hear(rank, event, metrics)
             if self._region.aborted() is not None:
                 limit = min(limit, time.monotonic() + GRACE_S)
+            if self._halted is None and (self._region.aborted() is not None or time.monotonic() > limit):
+                self._halted = self._ranks.halted()
             if time.monotonic() > limit:
                 for rank in alive - self._ends.keys():
                     why = f"rank {rank} did not end within {patience_s:g} s of another rank's good end"
@@ -419,7 +422,11 @@ class Run(Outcome):
         """The first rank's failure, in its own words where they reached us whole."""
         status, rank, text = self._region.aborted() or ("EINTERNAL", -1, "the run ended and nobody knows why")
         told = self._errors.get(rank)
-        error = CLASSES[status](told["message"] if told else text)
+        message = told["message"] if told else text
+        if status == "ETIMEOUT" and self._halted:       # not who waited: whom all waited for in the end
+            who = ", ".join(f"rank {other} (process {self._ranks.pids[other]})" for other in self._halted)
+            message += f"; stopped, as by SIGSTOP or a debugger: {who}"
+        error = CLASSES[status](message)
         if told:
             if isinstance(error, OSError):
                 error.errno = told["errno"]     # a full disk is ENOSPC, whichever rank met it

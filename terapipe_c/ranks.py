@@ -51,6 +51,9 @@ class Ranks(Protocol):
     def kill(self) -> None:
         """End by force what can be ended by force."""
 
+    def halted(self) -> list[int]:
+        """Those whose processes are stopped, as by SIGSTOP or a debugger: they hear nothing, and say nothing of it."""
+
     def close(self) -> None:
         """Give everything back, once every rank has ended."""
 
@@ -90,6 +93,9 @@ class ThreadRanks:
 
     def kill(self) -> None:
         pass
+
+    def halted(self) -> list[int]:
+        return []
 
     def close(self) -> None:
         for thread in self._threads:
@@ -175,6 +181,9 @@ class ProcessRanks:
             if not worker.ended:
                 worker.process.kill()
 
+    def halted(self) -> list[int]:
+        return [worker.rank for worker in self._workers if not worker.ended and _state(worker.process.pid) in ("T", "t")]
+
     def close(self) -> None:
         self._selector.close()
         for worker in self._workers:
@@ -227,6 +236,13 @@ class _Worker:
     def close(self) -> None:
         self.channel.close()
         os.close(self.pidfd)
+
+
+def _state(pid: int) -> str:
+    """The letter of proc(5); an empty string where there is none."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0]
+    return ""
 
 
 _SHORTAGES = {errno.EMFILE: resource.RLIMIT_NOFILE, errno.EAGAIN: resource.RLIMIT_NPROC}

@@ -12,6 +12,7 @@ import comm_rank
 import mpi_module
 import numpy as np
 import pytest
+from ports import free_port
 
 from terapipe_c import _core
 
@@ -113,6 +114,64 @@ def test_who_waits_in_vain_for_all_names_the_one_that_is_not_there():
         thread.join()
     assert sorted(said) == [f"rank {rank} waited 0.1 s for the other ranks to gather; rank 1 is before its first instruction"
                             for rank in (0, 2)]
+
+
+@pytest.mark.parametrize("gathers", [False, True], ids=["messages", "a gather"])
+@pytest.mark.parametrize("over", ["rings", "tcp"])
+def test_who_waits_in_vain_names_who_holds_all_up(over, gathers):
+    """Rank 0 waits for 1, that for 2, and that for 3 or for all: 3 is at work, or was stopped. The longest wait ended first, and
+    told of rank 1 alone."""
+    ranks, port, said = 4, free_port(), []
+    shared = region_of(ranks) if over == "rings" else None
+    begun, over_now = threading.Barrier(ranks), threading.Event()
+
+    def open_comm(region, rank, seconds):
+        return _core.Comm(region, rank, seconds) if shared else _core.tcp_comm(
+            region, rank, "127.0.0.1", port, bytes(a != b for a in range(ranks) for b in range(ranks)), 64, timeout_s=seconds)
+
+    def run(rank):
+        region = shared or _core.Region.create(ranks, bytes(ranks ** 2), 0, 64, False)
+        comm = open_comm(region, rank, 1.5 if rank == 0 else 20.0)
+        region.set_progress(rank, 5, rank)
+        begun.wait()
+        if rank == 3:
+            over_now.wait()
+        else:
+            time.sleep(0.3 if rank == 0 else 0.0)
+            try:
+                comm.barrier() if gathers and rank == 2 else comm.recv(rank + 1, 0, bytearray(4))
+            except _core.Error as error:
+                said.append(str(error))
+                region.abort("ETIMEOUT", rank, str(error))
+                over_now.set()
+        comm.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    doing = "at step 5 while running forward of micro-batch 0 slice {} on stage 0".format
+    assert said[0] == ("rank 0 waited 1.5 s for a message from rank 1 (forward of micro-batch 0 slice 0 on stage 0, 0 of 4 bytes "
+                       f"moved); rank 1 is {doing(1)}, and in the end waits for rank 3, which is {doing(3)}")
+    assert all(f"because rank 0 failed first: {said[0]}" in other for other in said[1:]) and len(said) == 3
+
+
+def test_ranks_that_wait_for_each_other_blame_nobody_else():
+    region, said = region_of(3), []
+
+    def wait(rank):
+        with pytest.raises(_core.Error) as caught:
+            _core.Comm(region, rank, 0.3 + rank).recv((rank + 1) % 3, 0, bytearray(4))
+        said.append(str(caught.value))
+        region.abort("ETIMEOUT", rank, said[-1])
+
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said[0].endswith("moved); rank 1 is before its first instruction")
 
 
 def test_a_communicator_serves_one_thread_at_a_time():

@@ -26,6 +26,7 @@ from terapipe_c.progress import Beside, Progress
 
 # Some 1500 events fill a socket; ranks that wait for each other do so many small steps in a second or two.
 ENOUGH = 4000
+STOPPED = "stopped, as by SIGSTOP or a debugger"
 
 
 def prepared(tmp_path, name):
@@ -69,9 +70,25 @@ def test_a_rank_that_is_stopped_as_it_leaves_holds_no_run_up(tmp_path):
     run = start(3, "Lingers", timeout_s=1.0, out=tmp_path / "run", checkpoint_every=3).wait(60)
     assert not run.running and len(run.history) == 3 and tp.load_checkpoint(run.out).step == 3 and run.report() is not None
     mute = start(3, "Mute", timeout_s=1.0)
-    with pytest.raises(tp.DeadlineError, match="rank 1 did not end within 1 s of another rank's good end"):
+    words = f"rank 1 did not end within 1 s of another rank's good end; {STOPPED}: rank 1 .process {mute.pids[1]}."
+    with pytest.raises(tp.DeadlineError, match=words):
         mute.wait(60)
     assert not mute.running and not any(os.path.exists(f"/proc/{pid}") for pid in [*run.pids, *mute.pids])
+
+
+def test_a_rank_that_is_stopped_in_a_step_is_named(tmp_path):
+    """Whoever's wait was the longest: rank 0 may have waited for 1, which waited for 2."""
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=256, block_size=16)
+    cluster = tp.Cluster(3, memory_bytes=1 << 34)
+    plan = tp.plan(model, cluster, batch=4, seq_len=16, costs=tp.CostModel.analytic(model, cluster), planner="uniform",
+                   schedule="1f1b", stages=3)
+    (tmp_path / "text").write_bytes(b"who holds them up? " * 300)
+    run = tp.launch(plan, tmp_path / "text", 10**6, timeout_s=1.0)
+    while len(run.history) < 3:
+        time.sleep(0.01)
+    os.kill(run.pids[2], signal.SIGSTOP)
+    with pytest.raises(tp.DeadlineError, match=f"waited 1 s .*; {STOPPED}: rank 2 .process {run.pids[2]}."):
+        run.wait(60)
 
 
 def test_a_terminal_that_halts_holds_no_rank_up(monkeypatch):

@@ -226,8 +226,10 @@ typedef struct {
 static void
 waiting_over(const ring_comm *c, waiting *w)
 {
-    if (w->armed)
+    if (w->armed) {
         atomic_store_explicit(&c->self->asleep, 0, memory_order_relaxed);
+        tp_region_await_no_more(c->region, c->base.rank);
+    }
     *w = (waiting){0};
 }
 
@@ -237,10 +239,17 @@ check_abort(const ring_comm *c)
     return tp_comm_check_abort(&c->base, c->region);
 }
 
+/* NULL: an all-gather. */
+static const transfer *
+unfinished(const transfer *out, const transfer *in)
+{
+    return in != NULL && !finished(in) ? in : out != NULL && !finished(out) ? out : NULL;
+}
+
 static tp_status
 too_late(const ring_comm *c, const transfer *out, const transfer *in)
 {
-    const transfer *t = in != NULL && !finished(in) ? in : out != NULL && !finished(out) ? out : NULL;
+    const transfer *t = unfinished(out, in);
     if (t == NULL)
         return tp_comm_too_late(&c->base, c->region, -1, 0, 0, 0, 0);
     return tp_comm_too_late(&c->base, c->region, t->peer, t == in, t->tag, t->moved, t->bytes);
@@ -265,6 +274,8 @@ wait_turn(const ring_comm *c, waiting *w, const transfer *out, const transfer *i
             return TP_OK;
         w->seen = atomic_load(&c->self->bell);
         atomic_store(&c->self->asleep, 1);
+        const transfer *t = unfinished(out, in);
+        tp_region_await(c->region, c->base.rank, t == NULL ? -1 : t->peer);
         w->armed = 1;
         return check_abort(c);
     }

@@ -34,7 +34,7 @@ typedef struct {
 } frame;
 
 typedef struct {
-    uint64_t step, instruction, rounds; /* rounds: all-gathers that it has entered, as of tp_region_rank */
+    uint64_t step, instruction, rounds, awaited; /* the last two: as of tp_region_rank */
 } progress;
 
 typedef struct {
@@ -153,6 +153,7 @@ tell_progress(tp_control *c, int table)
     for (int rank = first; rank < end; rank++) {
         tp_region_read_progress(c->region, rank, &c->seen[rank].step, &c->seen[rank].instruction);
         c->seen[rank].rounds = own == 0 ? *rounds_of(c, rank) : 0; /* rank 0 knows them by what it has gathered */
+        c->seen[rank].awaited = atomic_load_explicit(&tp_region_rank_at(c->region, rank)->awaited, memory_order_relaxed);
     }
     size_t bytes = (size_t)(end - first) * sizeof *c->seen;
     if ((own == 0 && !table) || memcmp(c->seen + first, c->sent + first, bytes) == 0)
@@ -162,7 +163,7 @@ tell_progress(tp_control *c, int table)
         for (int i = 0; i < c->lines; i++)
             post_if_idle(c, &c->line[i], (frame){FRAME_TABLE, bytes, 0, 0}, c->seen);
     else
-        post_if_idle(c, &c->line[0], (frame){FRAME_PROGRESS, 0, c->seen[own].step, c->seen[own].instruction}, NULL);
+        post_if_idle(c, &c->line[0], (frame){FRAME_PROGRESS, sizeof *c->seen, 0, 0}, c->seen + own);
 }
 
 /* ---- all-gathers (with the lock held) -------------------------------------------------------------------------------- */
@@ -222,18 +223,24 @@ miss_nobody(tp_control *c)
 
 /* ---- hearing (with the lock held) --------------------------------------------------------------------------------------- */
 
+/* What a rank says of itself has no rounds. */
+static void
+hear_progress(tp_control *c, int rank, const unsigned char *payload)
+{
+    progress p;
+    memcpy(&p, payload, sizeof p);
+    tp_region_progress(c->region, rank, p.step, p.instruction);
+    atomic_store_explicit(&tp_region_rank_at(c->region, rank)->awaited, p.awaited, memory_order_relaxed);
+    if (*rounds_of(c, rank) < p.rounds)
+        *rounds_of(c, rank) = p.rounds;
+}
+
 static void
 hear_table(tp_control *c, const unsigned char *payload)
 {
-    for (int rank = 0; rank < c->comm->ranks; rank++) {
-        progress p;
-        memcpy(&p, payload + (size_t)rank * sizeof p, sizeof p);
-        if (rank == c->comm->rank)
-            continue;
-        tp_region_progress(c->region, rank, p.step, p.instruction);
-        if (*rounds_of(c, rank) < p.rounds)
-            *rounds_of(c, rank) = p.rounds;
-    }
+    for (int rank = 0; rank < c->comm->ranks; rank++)
+        if (rank != c->comm->rank)
+            hear_progress(c, rank, payload + (size_t)rank * sizeof(progress));
 }
 
 static void
@@ -255,7 +262,7 @@ is_sound(const tp_control *c, const frame *head)
     int first = c->comm->rank == 0;
     switch (head->kind) {
     case FRAME_GATHER: return first && head->bytes <= c->max_bytes;
-    case FRAME_PROGRESS: return first && head->bytes == 0;
+    case FRAME_PROGRESS: return first && head->bytes == sizeof(progress);
     case FRAME_RESULT: return !first && head->a >= 8 && head->a <= c->slot_bytes && head->bytes == ranks * head->a;
     case FRAME_TABLE: return !first && head->bytes == ranks * sizeof(progress);
     case FRAME_ABORT: return head->bytes <= 512;
@@ -279,7 +286,7 @@ hear(tp_control *c, line *l, const frame *head, const unsigned char *payload)
         c->result_slot = head->a;
         complete_round(c);
         return;
-    case FRAME_PROGRESS: tp_region_progress(c->region, l->rank, head->a, head->b); return;
+    case FRAME_PROGRESS: hear_progress(c, l->rank, payload); return;
     case FRAME_TABLE: hear_table(c, payload); return;
     case FRAME_ABORT: hear_abort(c, head, payload); return;
     default:
@@ -512,7 +519,9 @@ tp_control_gather(tp_control *c, const void *mine, size_t bytes, void *all)
             finish_gather(c);
         miss_nobody(c);
     }
+    tp_region_await(c->region, c->comm->rank, -1);
     tp_status status = await_round(c, round);
+    tp_region_await_no_more(c->region, c->comm->rank);
     if (status == TP_OK)
         status = take_result(c, bytes, all);
     pthread_mutex_unlock(&c->lock);

@@ -158,14 +158,14 @@ pause_for(const mpi_comm *c, const transfer *t, int sent, int64_t since)
     int64_t timeout = c->base.timeout_ns, waited = tp_clock_ns() - since;
     TP_TRY(tp_comm_check_abort(&c->base, c->region));
     if (timeout > 0 && waited >= timeout) {
-        if (!sent)
-            return tp_comm_too_late(&c->base, c->region, t->to, 0, t->tag, 0, t->bytes);
-        const receive *r = &c->link[t->from].items[c->link[t->from].first];
-        return tp_comm_too_late(&c->base, c->region, t->from, 1, r->tag, 0, r->bytes);
+        const receive *r = sent ? &c->link[t->from].items[c->link[t->from].first] : NULL;
+        return tp_comm_too_late(&c->base, c->region, r ? t->from : t->to, r != NULL, r ? r->tag : t->tag, 0, r ? r->bytes : t->bytes);
     }
     int64_t nap = waited / 16 > LONG_NAP_NS ? LONG_NAP_NS : waited / 16;
+    tp_region_await(c->region, c->base.rank, sent ? t->from : t->to);
     if (waited > SPIN_NS)
         nanosleep(&(struct timespec){0, nap}, NULL);
+    tp_region_await_no_more(c->region, c->base.rank);
     return TP_OK;
 }
 

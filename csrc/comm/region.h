@@ -21,7 +21,10 @@ typedef struct {
     alignas(TP_LINE) _Atomic uint64_t step;
     _Atomic uint64_t instruction;
     _Atomic uint64_t rounds; /* all-gathers that it has entered: by rings, it alone writes it; over TCP, as far as known here */
+    _Atomic uint64_t awaited; /* 0, or 1 + the rank for which it has waited for a while, or TP_AWAITS_ALL */
 } tp_region_rank;
+
+#define TP_AWAITS_ALL UINT64_MAX
 
 /* Single producer, single consumer. head and tail count bytes since the beginning and never wrap. What lies between tail and
  * skip, if anything, is void: the producer went back to the start of `data` when the ring was empty. */
@@ -80,6 +83,20 @@ tp_region_gather(const tp_region *region, uint64_t round, int rank)
     return (unsigned char *)((uintptr_t)region + region->gather_at + slot * (region->gather_bytes + TP_LINE));
 }
 
+/* For whom the rank waits, beyond the first moments: a rank (-1: all), and that it does not any more. */
+static inline void
+tp_region_await(tp_region *region, int rank, int peer)
+{
+    uint64_t word = peer < 0 ? TP_AWAITS_ALL : (uint64_t)peer + 1;
+    atomic_store_explicit(&tp_region_rank_at(region, rank)->awaited, word, memory_order_relaxed);
+}
+
+static inline void
+tp_region_await_no_more(tp_region *region, int rank)
+{
+    atomic_store_explicit(&tp_region_rank_at(region, rank)->awaited, 0, memory_order_relaxed);
+}
+
 /* Wake `rank` if it sleeps. shared: the futex is seen by other processes. */
 void
 tp_region_ring_bell(tp_region_rank *rank, int shared);
@@ -115,6 +132,6 @@ tp_status
 tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes);
 /* ETIMEOUT: of a message from (inward) or to the peer; peer -1: of an all-gather. */
 tp_status
-tp_comm_too_late(const tp_comm *comm, const tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes);
+tp_comm_too_late(const tp_comm *comm, tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes);
 
 #endif

@@ -163,7 +163,9 @@ doze(tcp_comm *c, const sending *out, int from, int64_t since)
             c->polled[count++] = (struct pollfd){.fd = l->fd, .events = both};
     }
     int64_t ms = (left + 999999) / 1000000, look = c->silent_ns / 6000000 + 1;
+    tp_region_await(c->region, c->base.rank, from >= 0 && c->link[from].ready == 0 ? from : out->peer);
     int ready = poll(c->polled, count, (int)(timeout == 0 || ms > look ? look : ms));
+    tp_region_await_no_more(c->region, c->base.rank);
     if (ready < 0 && errno != EINTR)
         return tp_fail(TP_EIO, "poll: %s", strerror(errno));
     for (int peer = 0; ready == 0 && peer < c->base.ranks; peer++)

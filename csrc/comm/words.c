@@ -1,8 +1,11 @@
 /* What all communicators check, and the words of their errors: one place, so that they say the same (region.h). */
 #include "csrc/comm/region.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { HELD_TEXT = 2 * (TP_DOING_TEXT + 64) };
 
 tp_status
 tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
@@ -88,62 +91,94 @@ tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t
                    (unsigned long long)sent_bytes, comm->rank, ours, bytes);
 }
 
-/* Of the ranks that have entered fewer all-gathers than this one, one with the fewest; -1: there is none. */
-static int
-one_missing(const tp_comm *comm, const tp_region *region)
+/* Orders ranks by how likely they hold others up: those that wait for nobody first, then by a count of how far they are. */
+static uint64_t
+suspicion(const tp_region *region, int rank, uint64_t far)
 {
-    uint64_t least = atomic_load_explicit(&tp_region_rank_at(region, comm->rank)->rounds, memory_order_relaxed);
+    return far | (uint64_t)(atomic_load_explicit(&tp_region_rank_at(region, rank)->awaited, memory_order_relaxed) != 0) << 63;
+}
+
+/* Of the ranks that have entered fewer all-gathers than this one, one that waits for nobody, or one with the fewest; -1: there is
+ * none. */
+static int
+one_missing(const tp_region *region, int mine)
+{
+    uint64_t own = atomic_load_explicit(&tp_region_rank_at(region, mine)->rounds, memory_order_relaxed), least = UINT64_MAX;
     int found = -1;
-    for (int rank = 0; rank < comm->ranks; rank++) {
+    for (int rank = 0; rank < region->ranks; rank++) {
         uint64_t rounds = atomic_load_explicit(&tp_region_rank_at(region, rank)->rounds, memory_order_relaxed);
-        if (rounds < least) {
-            least = rounds;
+        uint64_t key = suspicion(region, rank, rounds);
+        if (rounds < own && key < least) {
+            least = key;
             found = rank;
         }
     }
     return found;
 }
 
-/* Of the ranks that are not at the instruction where this one waits for all, one that is the fewest steps on; -1: there is none. */
+/* Of the ranks that are not at the instruction where this one waits for all, one that waits for nobody, or is the fewest steps on;
+ * -1: there is none. */
 static int
-one_behind(const tp_comm *comm, const tp_region *region)
+one_behind(const tp_region *region, int mine)
 {
     uint64_t own_step, own, step, instruction, least = UINT64_MAX;
     int found = -1;
-    tp_region_read_progress(region, comm->rank, &own_step, &own);
-    for (int rank = 0; rank < comm->ranks; rank++) {
+    tp_region_read_progress(region, mine, &own_step, &own);
+    for (int rank = 0; rank < region->ranks; rank++) {
         tp_region_read_progress(region, rank, &step, &instruction);
         int here = step == own_step && instruction >> 48 == own >> 48; /* the stages differ */
-        if (rank != comm->rank && !here && step < least) {
-            least = step;
+        uint64_t key = suspicion(region, rank, step);
+        if (rank != mine && !here && key < least) {
+            least = key;
             found = rank;
         }
     }
     return found;
 }
 
-static tp_status
-too_late_for_all(const tp_comm *comm, const tp_region *region)
+/* For whom the rank waits, -1: for nobody. */
+static int
+awaited_by(const tp_region *region, int rank)
+{
+    uint64_t awaited = atomic_load_explicit(&tp_region_rank_at(region, rank)->awaited, memory_order_relaxed);
+    if (awaited != TP_AWAITS_ALL)
+        return awaited <= (uint64_t)region->ranks ? (int)awaited - 1 : -1;
+    int missing = one_missing(region, rank);
+    return missing < 0 ? one_behind(region, rank) : missing;
+}
+
+/* "; rank 1 is ...": what the rank is doing for which this one waited, and where that one waits too, directly or through others, for a
+ * rank that waits for nobody, what that is doing: the longest wait ends first, and is seldom next to who holds all up. */
+static void
+say_who_holds_up(const tp_comm *comm, const tp_region *region, int peer, char text[HELD_TEXT])
 {
     char doing[TP_DOING_TEXT];
-    double waited = (double)comm->timeout_ns * 1e-9;
-    int missing = one_missing(comm, region), behind = missing < 0 ? one_behind(comm, region) : missing;
-    if (behind < 0)
-        return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather", comm->rank, waited);
-    tp_region_doing(region, behind, doing);
-    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather; rank %d is %s", comm->rank, waited, behind,
-                   doing);
+    int last = peer, next = awaited_by(region, peer); /* each is read once: it may change meanwhile */
+    for (int i = 0; i < comm->ranks && next >= 0; i++) {
+        last = next;
+        next = awaited_by(region, last);
+    }
+    tp_region_doing(region, peer, doing);
+    int used = snprintf(text, HELD_TEXT, "; rank %d is %s", peer, doing);
+    if (last == peer || next >= 0) /* the latter: in a ring, of which none is to blame */
+        return;
+    tp_region_doing(region, last, doing);
+    snprintf(text + used, HELD_TEXT / 2, ", and in the end waits for rank %d, which is %s", last, doing);
 }
 
 tp_status
-tp_comm_too_late(const tp_comm *comm, const tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes)
+tp_comm_too_late(const tp_comm *comm, tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes)
 {
-    if (peer < 0)
-        return too_late_for_all(comm, region);
+    char what[TP_TAG_TEXT], holds_up[HELD_TEXT] = "";
     double waited = (double)comm->timeout_ns * 1e-9;
-    char what[TP_TAG_TEXT], doing[TP_DOING_TEXT];
+    tp_region_await(region, comm->rank, peer); /* as it did until now: in who waits for whom, it is a link */
+    int other = awaited_by(region, comm->rank);
+    if (other >= 0)
+        say_who_holds_up(comm, region, other, holds_up);
+    tp_region_await_no_more(region, comm->rank);
+    if (peer < 0)
+        return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather%s", comm->rank, waited, holds_up);
     tp_tag_print(tag, what);
-    tp_region_doing(region, peer, doing);
-    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s %s rank %d (%s, %zu of %zu bytes moved); rank %d is %s", comm->rank,
-                   waited, inward ? "for a message from" : "to send a message to", peer, what, moved, bytes, peer, doing);
+    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s %s rank %d (%s, %zu of %zu bytes moved)%s", comm->rank, waited,
+                   inward ? "for a message from" : "to send a message to", peer, what, moved, bytes, holds_up);
 }
