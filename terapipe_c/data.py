@@ -144,7 +144,9 @@ class Dataset:
         self._reader.check()
         out = np.empty((self.batch_size, self.seq_len + 1), np.int32)
         for row, start in enumerate(self.starts(step)):
-            out[row] = self._reader.read(start, start + self.seq_len + 1)
+            tokens = self._reader.read(start, start + self.seq_len + 1)
+            check_block(tokens, start, self.vocab_size, self.source)    # again: who writes to a file during a run learns where
+            out[row] = tokens
         return out
 
     @cached_property
@@ -261,13 +263,17 @@ def check_tokens(tokens: NDArray[Any], vocab_size: int | None, source: str, read
     for start in range(0, len(tokens), BLOCK_TOKENS):
         reader.check()
         block = reader.read(start, min(start + BLOCK_TOKENS, len(tokens)))
-        if int(block.max()) < limit and int(block.min()) >= 0:
-            continue
-        at = int(np.argmax((block < 0) | (block >= limit)))
-        room = (
-            "fit in int32" if vocab_size is None else f"be in 0 .. {limit - 1} (the vocabulary has {vocab_size} tokens)"
-        )
-        raise InvalidValueError(f"{source}: the token at offset {start + at} is {int(block[at])}; it must {room}")
+        check_block(block, start, vocab_size, source)
+
+
+def check_block(block: NDArray[Any], start: int, vocab_size: int | None, source: str) -> None:
+    """ValueError naming `source` and the first token outside [0, vocab_size) of these, which begin at offset `start`."""
+    limit = (1 << 31) if vocab_size is None else min(vocab_size, 1 << 31)
+    if int(block.max()) < limit and int(block.min()) >= 0:
+        return
+    at = int(np.argmax((block < 0) | (block >= limit)))
+    room = "fit in int32" if vocab_size is None else f"be in 0 .. {limit - 1} (the vocabulary has {vocab_size} tokens)"
+    raise InvalidValueError(f"{source}: the token at offset {start + at} is {int(block[at])}; it must {room}")
 
 
 def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | None = None) -> Path | bytes:

@@ -211,11 +211,12 @@ def dataset(job: Job, arrays: Arrays, split: str) -> Any:
 
     about = job["data"]
     source = about["path"] if about["path"] is not None else arrays["data"]
-    # no vocabulary here: the launcher has read every token before it started us
+    # No vocabulary here: the launcher has read every token before it started us. Batches are looked at again.
     data = Dataset(source, job["seq_len"], job["batch"], seed=job["seed"], split=split, val_fraction=about["val_fraction"])
     if data.num_tokens != about["num_tokens"]:  # ranks would draw different batches, and nobody would see it
         raise _core.InvalidValueError(f"{data.source} has {data.num_tokens} tokens now and had {about['num_tokens']} when the run "
                                       "began: a file that nobody writes to would be right")
+    data.vocab_size = job["model"]["vocab_size"]
     return data
 
 

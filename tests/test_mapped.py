@@ -3,6 +3,7 @@ import copy
 import os
 import pickle
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -48,6 +49,34 @@ def test_data_that_is_cut_off_is_an_error_and_what_replaces_it_is_not(tmp_path):
     for ask in (lambda: data.fingerprint, lambda: data.state(0), lambda: data.save(tmp_path / "copy.npy")):
         with pytest.raises(ValueError, match=r"text.txt was cut off from 16384 to 100 bytes"):
             ask()
+
+
+def write_over(path, first, count):
+    with path.open("r+b") as file:
+        file.seek(2 * first)
+        file.write(np.full(count, 60000, np.uint16).tobytes())
+
+
+def test_a_token_that_is_written_over_is_named(tmp_path):
+    """By its file and offset, as before a run: "tokens[0, 3] is 60000" said neither."""
+    path = tmp_path / "tokens.bin"
+    np.zeros(4000, np.uint16).tofile(path)
+    data = tp.Dataset(path, 16, 2, vocab_size=64)
+    at = data.starts(5)[1] + 3
+    write_over(path, at, 1)
+    with pytest.raises(ValueError, match=rf"tokens.bin: the token at offset {at} is 60000; it must be in 0 .. 63 "):
+        data.batch(5)
+
+
+def test_a_token_that_is_written_over_during_a_run_is_named(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.zeros(4000, np.uint16).tofile(path)
+    run = start(10**6, data=path, processes=False)
+    while not run.history:
+        time.sleep(0.01)
+    write_over(path, 0, 4000)
+    with pytest.raises(ValueError, match=r"tokens.bin: the token at offset \d+ is 60000; it must be in 0"):
+        run.wait(60)
 
 
 def cut_between_the_look_and_the_read(monkeypatch, path, nth):
