@@ -236,7 +236,7 @@ def close(comms):
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ([{}, {"plan": "y"}, {}], "rank 1 was started with plan y where rank 0 has plan x"),
+    ([{}, {"plan": "y"}, {}], "rank 1 was started with plan y where rank 0 has plan x: one that was planned once, saved"),
     ([{"version": "0.9"}, {}, {}, {}], "rank 0 was started with version 0.9 of terapipe_c where 3 others have version 1"),
     ([{}, {"ranks": 3}], "rank 1 was started with 3 ranks where rank 0 has 2 ranks"),
     ([{}, {}, {"rank": 1}], "two processes say that they are rank 1"),

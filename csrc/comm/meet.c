@@ -226,11 +226,12 @@ judge(const meeting *m)
     char theirs[128], ours[128];
     say_what(&m->heard[odd], &m->own, theirs);
     say_what(&m->own, &m->heard[odd], ours);
+    const char *right = strncmp(ours, "plan", 4) == 0 ? "one that was planned once, saved and loaded by each" : "the same on all";
     if (2 * with_odd > others + 1)
-        return tp_fail(TP_EVALUE, "rank 0 was started with %s where %d others have %s: the same on all would be right", ours,
-                       with_odd, theirs);
-    return tp_fail(TP_EVALUE, "rank %d was started with %s where rank 0 has %s: the same on all would be right",
-                   m->heard[odd].rank, theirs, ours);
+        return tp_fail(TP_EVALUE, "rank 0 was started with %s where %d others have %s: %s would be right", ours, with_odd, theirs,
+                       right);
+    return tp_fail(TP_EVALUE, "rank %d was started with %s where rank 0 has %s: %s would be right", m->heard[odd].rank, theirs,
+                   ours, right);
 }
 
 static void
