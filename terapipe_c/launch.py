@@ -384,14 +384,14 @@ class Run(Outcome):
     def _follow(self, metrics: Any, deaf: bool = False) -> None:
         """Hear every rank to its end. Those that outlive an abort by GRACE_S are killed, and so are those that outlive another's
         good end by timeout_s: all was done by then, and one that is stopped, or hangs, as it leaves was waited for for ever."""
-        limit, alive, patience_s = math.inf, self._alive, self._job["timeout_s"] or math.inf
+        limit, alive, patience_s = math.inf, self._alive, max(self._job["timeout_s"] or math.inf, GRACE_S)
         while alive:
             for rank, event in self._ranks.events(0.1):
                 if event["kind"] == "exit":
                     alive.discard(rank)
                     if rank not in self._ends and self._region.aborted() is None:
                         self._region.abort("ECONNECTION", rank, f"rank {rank} ended early {self._region.doing(rank)}")
-                    limit = min(limit, time.monotonic() + max(patience_s, GRACE_S))
+                    limit = min(limit, time.monotonic() + patience_s)
                 elif not deaf:
                     self._hear(rank, event, metrics)
             if self._region.aborted() is not None:

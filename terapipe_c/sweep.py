@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,21 @@ def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
     if not grid:
         raise ValueError("the grid is empty: give --grid NAME=V,V,... or --grid FILE.json")
     return grid
+
+
+@contextmanager
+def _appending(path: Path) -> Iterator[Callable[[str], None]]:
+    """Writes to a file, open for a text at a time; to a pipe or a device, open all the while: the reader of a pipe that has a name
+    would take the end of a row for that of all, and the next row would wait for ever for another reader."""
+    held = path.open("a") if path.exists() and not path.is_file() else None
+
+    def write(text: str) -> None:
+        with nullcontext(held) if held else path.open("a") as file:
+            file.write(text)
+            file.flush()
+
+    with held or nullcontext():
+        yield write
 
 
 class Sweep:
@@ -98,25 +114,25 @@ class Sweep:
         make_folders(self.path.parent)
         check_output(self.path, appended=True)
         self._end_last_line()
-        for number, point in enumerate(self.points(), 1):
-            key = self.key(point)
-            if key in finished:
-                counts["skipped"] += 1
-                continue
-            row: dict[str, Any] = {"trial": point, "key": key}
-            start = time.monotonic()
-            try:
-                row.update(status="done", result=self.trial(point))
-            except Exception as error:
-                row.update(status="failed", error={"type": type(error).__name__, "message": str(error)})
-            row["seconds"] = round(time.monotonic() - start, 6)
-            with self.path.open("a") as file:
-                file.write(json.dumps(row, default=str) + "\n")
-            finished.add(key)
-            self.made[key] = row["status"]
-            counts[row["status"]] += 1
-            if say is not None:
-                say(f"{number}/{total} {row['status']:<6} {point} {row.get('error', {}).get('message', '')}".rstrip())
+        with _appending(self.path) as write:
+            for number, point in enumerate(self.points(), 1):
+                key = self.key(point)
+                if key in finished:
+                    counts["skipped"] += 1
+                    continue
+                row: dict[str, Any] = {"trial": point, "key": key}
+                start = time.monotonic()
+                try:
+                    row.update(status="done", result=self.trial(point))
+                except Exception as error:
+                    row.update(status="failed", error={"type": type(error).__name__, "message": str(error)})
+                row["seconds"] = round(time.monotonic() - start, 6)
+                write(json.dumps(row, default=str) + "\n")
+                finished.add(key)
+                self.made[key] = row["status"]
+                counts[row["status"]] += 1
+                if say is not None:
+                    say(f"{number}/{total} {row['status']:<6} {point} {row.get('error', {}).get('message', '')}".rstrip())
         return counts
 
     def _end_last_line(self) -> None:

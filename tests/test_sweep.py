@@ -1,6 +1,7 @@
 """Sweeps that train: a trial that was cut short, or failed, is done when the sweep is run again."""
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,10 @@ def test_rows_go_to_what_is_no_file(tmp_path):
         done = subprocess.run([*argv, grid, "--json", "--out", "/dev/stderr"], capture_output=True, cwd=tmp_path, timeout=60)
         rows = [json.loads(line) for line in done.stderr.splitlines() if line.startswith(b"{")]
         assert (done.returncode, [row["status"] for row in rows]) == (code, statuses), done.stderr
+    os.mkfifo(tmp_path / "pipe")        # its reader ends where nobody has it open to write
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        subprocess.run([*argv, "stages=1,9", "--out", "pipe"], capture_output=True, cwd=tmp_path, timeout=60, check=True)
+        assert [json.loads(line)["status"] for line in reader.stdout] == ["done", "failed"]
 
 
 def test_what_cannot_be_written_is_told_before_the_work(capsys, monkeypatch, tmp_path):
