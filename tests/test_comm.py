@@ -157,6 +157,51 @@ def test_who_waits_in_vain_names_who_holds_all_up(over, gathers):
     assert all(f"because rank 0 failed first: {said[0]}" in other for other in said[1:]) and len(said) == 3
 
 
+STOPS = """
+import os, signal, sys
+from terapipe_c import _core
+region = _core.Region.create(3, bytes(9), 0, 64, False)
+comm = _core.tcp_comm(region, 2, "127.0.0.1", int(sys.argv[1]), bytes([0, 1, 1, 1, 0, 1, 1, 1, 0]), 64, timeout_s=20.0)
+region.set_progress(2, 5, 2)
+comm.barrier() if sys.argv[2] == "a gather" else comm.recv(0, 0, bytearray(4))
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("last", ["a message", "a gather"])
+def test_one_that_is_stopped_is_named_though_its_last_word_is_of_a_wait(last):
+    """Of a gather that all have come to, or for a rank that is a step ahead since."""
+    port, said = free_port(), {}
+    child = subprocess.Popen([sys.executable, "-c", STOPS, str(port), last])
+
+    def run(rank):
+        region = _core.Region.create(3, bytes(9), 0, 64, False)
+        comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 1, 0, 1, 1, 1, 0]), 64,
+                              timeout_s=1.5 if rank == 0 else 20.0)
+        region.set_progress(rank, 5, rank)
+        time.sleep(0.5)     # meanwhile the others are told that rank 2 waits
+        if last == "a gather":
+            comm.barrier()
+        elif rank == 0:
+            comm.send(2, 0, bytes(4))
+        region.set_progress(rank, 6 if last == "a message" else 5, 1 << 48 | 10 + rank)
+        with pytest.raises(_core.Error) as caught:
+            comm.recv(rank + 1, 0, bytearray(4))
+        said[rank] = str(caught.value)
+        region.abort("ETIMEOUT", rank, said[rank])
+        comm.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    child.kill()
+    child.wait()
+    assert said[0].endswith("on stage 0, and in the end waits for rank 2, which is at step 5 while running forward of micro-batch "
+                            "0 slice 2 on stage 0"), said
+
+
 def test_ranks_that_wait_for_each_other_blame_nobody_else():
     region, said = region_of(3), []
 

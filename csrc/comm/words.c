@@ -136,15 +136,19 @@ one_behind(const tp_region *region, int mine)
     return found;
 }
 
-/* For whom the rank waits, -1: for nobody. */
+/* For whom the rank waits, -1: for nobody. Of one that was stopped the last word may be of a wait that is long over: nobody waits for
+ * all who have come, or for one that is in a later step, which begins where all have ended the one before. */
 static int
 awaited_by(const tp_region *region, int rank)
 {
-    uint64_t awaited = atomic_load_explicit(&tp_region_rank_at(region, rank)->awaited, memory_order_relaxed);
-    if (awaited != TP_AWAITS_ALL)
-        return awaited <= (uint64_t)region->ranks ? (int)awaited - 1 : -1;
-    int missing = one_missing(region, rank);
-    return missing < 0 ? one_behind(region, rank) : missing;
+    uint64_t awaited = atomic_load_explicit(&tp_region_rank_at(region, rank)->awaited, memory_order_relaxed), own, step, unused;
+    if (awaited == TP_AWAITS_ALL)
+        return one_missing(region, rank);
+    if (awaited == 0 || awaited > (uint64_t)region->ranks)
+        return -1;
+    tp_region_read_progress(region, rank, &own, &unused);
+    tp_region_read_progress(region, (int)awaited - 1, &step, &unused);
+    return step > own ? -1 : (int)awaited - 1;
 }
 
 /* "; rank 1 is ...": what the rank is doing for which this one waited, and where that one waits too, directly or through others, for a
@@ -172,7 +176,8 @@ tp_comm_too_late(const tp_comm *comm, tp_region *region, int peer, int inward, u
     char what[TP_TAG_TEXT], holds_up[HELD_TEXT] = "";
     double waited = (double)comm->timeout_ns * 1e-9;
     tp_region_await(region, comm->rank, peer); /* as it did until now: in who waits for whom, it is a link */
-    int other = awaited_by(region, comm->rank);
+    int other = peer < 0 ? one_missing(region, comm->rank) : peer;
+    other = other < 0 ? one_behind(region, comm->rank) : other;
     if (other >= 0)
         say_who_holds_up(comm, region, other, holds_up);
     tp_region_await_no_more(region, comm->rank);
