@@ -103,13 +103,17 @@ post(tp_control *c, line *l, frame head, const void *payload)
         drop_line(c, l, errno);
 }
 
-/* Only where it cannot wait: what comes later says it better. */
-static void
+/* Only where it cannot wait: what comes later says it better. 0: it is to be said again. */
+static int
 post_if_idle(tp_control *c, line *l, frame head, const void *payload)
 {
     int unsent = 1;
-    if (l->fd >= 0 && !l->left && ioctl(l->fd, SIOCOUTQ, &unsent) == 0 && unsent == 0)
-        post(c, l, head, payload);
+    if (l->fd < 0 || l->left)
+        return 1;
+    if (ioctl(l->fd, SIOCOUTQ, &unsent) != 0 || unsent != 0)
+        return 0;
+    post(c, l, head, payload);
+    return 1;
 }
 
 static void
@@ -156,14 +160,16 @@ tell_progress(tp_control *c, int table)
         c->seen[rank].awaited = atomic_load_explicit(&tp_region_rank_at(c->region, rank)->awaited, memory_order_relaxed);
     }
     size_t bytes = (size_t)(end - first) * sizeof *c->seen;
+    int told = 1; /* else at the next tick: ranks that wait change nothing any more, and their last word is what counts */
     if ((own == 0 && !table) || memcmp(c->seen + first, c->sent + first, bytes) == 0)
         return;
-    memcpy(c->sent + first, c->seen + first, bytes);
     if (own == 0)
         for (int i = 0; i < c->lines; i++)
-            post_if_idle(c, &c->line[i], (frame){FRAME_TABLE, bytes, 0, 0}, c->seen);
+            told &= post_if_idle(c, &c->line[i], (frame){FRAME_TABLE, bytes, 0, 0}, c->seen);
     else
-        post_if_idle(c, &c->line[0], (frame){FRAME_PROGRESS, sizeof *c->seen, 0, 0}, c->seen + own);
+        told = post_if_idle(c, &c->line[0], (frame){FRAME_PROGRESS, sizeof *c->seen, 0, 0}, c->seen + own);
+    if (told)
+        memcpy(c->sent + first, c->seen + first, bytes);
 }
 
 /* ---- all-gathers (with the lock held) -------------------------------------------------------------------------------- */
