@@ -44,19 +44,17 @@ abort_now(nccl_comm *c)
 /* Words for errors of a call with a peer: " with rank 3", and "; rank 3 is at step 2 while running optimizer update on stage 1"; ""
  * where there is no one peer. */
 typedef struct {
-    char whom[32], doing[TP_DOING_TEXT + 32];
+    char whom[32], doing[TP_HELD_TEXT];
 } with_text;
 
 static with_text
 with(const nccl_comm *c, int peer)
 {
     with_text text = {"", ""};
-    char doing[TP_DOING_TEXT];
     if (peer == NCCL_EVERYBODY)
         return text;
-    tp_region_doing(c->base.region, peer, doing);
     snprintf(text.whom, sizeof text.whom, " with rank %d", peer);
-    snprintf(text.doing, sizeof text.doing, "; rank %d is %s", peer, doing);
+    tp_comm_say_who_holds_up(&c->base.comm, c->base.region, peer, text.doing);
     return text;
 }
 
@@ -184,10 +182,10 @@ moves(nccl_comm *c, const tp_cuda_event *events, int64_t kept, int64_t issued, i
 static void
 too_late(nccl_comm *c, const char *for_what, int peer)
 {
-    char text[512], doing[TP_DOING_TEXT];
-    tp_region_doing(c->base.region, peer, doing);
-    snprintf(text, sizeof text, "rank %d waited %.3g s %s rank %d; rank %d is %s", c->base.comm.rank,
-             (double)c->base.comm.timeout_ns * 1e-9, for_what, peer, peer, doing);
+    char text[512], holds_up[TP_HELD_TEXT];
+    tp_comm_say_who_holds_up(&c->base.comm, c->base.region, peer, holds_up);
+    snprintf(text, sizeof text, "rank %d waited %.3g s %s rank %d%.420s", c->base.comm.rank, (double)c->base.comm.timeout_ns * 1e-9,
+             for_what, peer, holds_up);
     tp_region_abort(c->base.region, TP_ETIMEOUT, c->base.comm.rank, text);
 }
 

@@ -1,6 +1,7 @@
 """Region and Comm: one conformance suite on threads, on exec'ed processes and over MPI, and what is refused. The C tests
 (tests/c/test_comm.c) go deeper: sizes around every boundary, deadlines, sanitizers."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -202,6 +203,50 @@ def test_one_that_is_stopped_is_named_though_its_last_word_is_of_a_wait(last):
                             "0 slice 2 on stage 0"), said
 
 
+FIRST = """
+import os, signal, sys, time
+from terapipe_c import _core
+region = _core.Region.create(3, bytes(9), 0, 64, False)
+comm = _core.tcp_comm(region, 0, "127.0.0.1", int(sys.argv[1]), bytes([0, 1, 1, 1, 0, 1, 1, 1, 0]), 64, timeout_s=20.0)
+region.set_progress(0, 5, 0)
+comm.barrier()
+time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[2] == "stopped" else comm.recv(1, 0, bytearray(4))
+"""
+
+
+@pytest.mark.parametrize("state", ["stopped", "waiting"])
+def test_rank_0_is_named_where_it_tells_nothing_of_the_others_any_more(state):
+    """Over TCP they hear of each other by it: what they know is of then, and led on to one without fault. While it is there it
+    says so, though nothing changes."""
+    port, said = free_port(), {}
+    child = subprocess.Popen([sys.executable, "-c", FIRST, str(port), state])
+
+    def run(rank):
+        region = _core.Region.create(3, bytes(9), 0, 64, False)
+        comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 1, 0, 1, 1, 1, 0]), 64,
+                              timeout_s=2.0 if rank == 2 else 20.0)
+        region.set_progress(rank, 5, rank)
+        comm.barrier()
+        with pytest.raises(_core.Error) as caught:
+            comm.recv(rank - 1, 0, bytearray(4))
+        said[rank] = str(caught.value)
+        if rank == 2:
+            child.kill()
+        comm.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    child.wait()
+    doing = "at step 5 while running forward of micro-batch 0 slice {} on stage 0".format
+    words = f"rank 1 is {doing(1)}" if state == "waiting" else \
+        f"rank 0, by which the ranks hear of each other, has said nothing for [12]\\.?[0-9]* s, and was last heard {doing(0)}"
+    assert re.search(f"moved.; {words}$", said[2]), said
+
+
 def test_ranks_that_wait_for_each_other_blame_nobody_else():
     region, said = region_of(3), []
 
@@ -260,7 +305,7 @@ def test_progress_and_abort_are_seen_through_another_mapping():
     region.set_progress(2, 42)
     assert other.doing(2) == "at step 42, between instructions"
     region.set_progress(2, 42, 2**64 - 2)
-    assert other.doing(2) == "while writing the checkpoint of 42 steps"
+    assert other.doing(2) == "at step 42, writing the checkpoint"
     assert other.aborted() is None
     region.abort("EIO", 1, "é" * 400)
     region.abort("ERUNTIME", 0, "later")

@@ -22,6 +22,7 @@
 
 #define TICK_NS  50000000ll
 #define TABLE_TICKS 4             /* between two looks at everybody's progress */
+#define STILL_TABLES 2            /* after so many looks it is told again though it is as it was: rank 0 is there */
 #define WRITE_NS 1000000000ll
 #define LINGER_NS 1000000000ll    /* at the end, for the others' goodbye */
 #define WORD_MS  1000             /* for the word on why a connection closed */
@@ -59,6 +60,7 @@ struct tp_control {
     unsigned char *slots, *result, *out;    /* [ranks][slot_bytes]; the same; a frame to send */
     int gathered;                           /* rank 0: contributions of the gather under way */
     uint64_t entered, complete, result_slot;
+    int still;             /* looks since everybody's progress was told */
     progress *seen, *sent; /* [ranks] */
 };
 
@@ -161,8 +163,11 @@ tell_progress(tp_control *c, int table)
     }
     size_t bytes = (size_t)(end - first) * sizeof *c->seen;
     int told = 1; /* else at the next tick: ranks that wait change nothing any more, and their last word is what counts */
-    if ((own == 0 && !table) || memcmp(c->seen + first, c->sent + first, bytes) == 0)
+    if (own == 0 && !table)
         return;
+    if (memcmp(c->seen + first, c->sent + first, bytes) == 0 && (own != 0 || ++c->still < STILL_TABLES))
+        return;
+    c->still = 0;
     if (own == 0)
         for (int i = 0; i < c->lines; i++)
             told &= post_if_idle(c, &c->line[i], (frame){FRAME_TABLE, bytes, 0, 0}, c->seen);
@@ -297,6 +302,7 @@ hear(tp_control *c, line *l, const frame *head, const unsigned char *payload)
     case FRAME_ABORT: hear_abort(c, head, payload); return;
     default:
         l->left = 1;
+        atomic_store_explicit(&c->region->heard_ns, 0, memory_order_relaxed);
         shutdown(l->fd, SHUT_WR);
     }
 }
@@ -313,6 +319,8 @@ read_line(tp_control *c, line *l)
             return;
         }
         l->got += (size_t)got;
+        if (c->comm->rank != 0)
+            atomic_store_explicit(&c->region->heard_ns, tp_clock_ns(), memory_order_relaxed);
         size_t at = 0;
         frame head;
         while (l->got - at >= sizeof head) {

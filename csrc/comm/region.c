@@ -322,7 +322,7 @@ tp_region_doing(const tp_region *region, int rank, char text[TP_DOING_TEXT])
         return;
     }
     if (instruction == TP_WRITING) {
-        snprintf(text, TP_DOING_TEXT, "while writing the checkpoint of %llu steps", (unsigned long long)step);
+        snprintf(text, TP_DOING_TEXT, "at step %llu, writing the checkpoint", (unsigned long long)step);
         return;
     }
     tp_tag_print(instruction, words);

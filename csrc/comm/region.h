@@ -49,6 +49,7 @@ struct tp_region {
     _Atomic int32_t told; /* the descriptor that hears of it, + 1 */
     char text[512];
     alignas(TP_LINE) _Atomic uint64_t arrived; /* entries into all-gathers, of all ranks, ever */
+    _Atomic int64_t heard_ns; /* over TCP: when rank 0 was last heard, by which the ranks hear of each other; 0: as they are */
 };
 
 static inline tp_region_rank *
@@ -130,6 +131,13 @@ tp_comm_check_bytes(size_t bytes, size_t most);
 /* ECONNECTION: the message that came is not the one that was expected. */
 tp_status
 tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes);
+#define TP_HELD_TEXT (2 * (TP_DOING_TEXT + 64))
+
+/* "; rank 1 is ...": what the rank is doing for which this one waited, and where that one waits too, directly or through others, for a
+ * rank that waits for nobody, what that is doing: the longest wait ends first, and is seldom next to who holds all up. Over TCP, where
+ * rank 0 is silent, that instead. */
+void
+tp_comm_say_who_holds_up(const tp_comm *comm, const tp_region *region, int peer, char text[TP_HELD_TEXT]);
 /* ETIMEOUT: of a message from (inward) or to the peer; peer -1: of an all-gather. */
 tp_status
 tp_comm_too_late(const tp_comm *comm, tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes);

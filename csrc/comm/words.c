@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HELD_TEXT = 2 * (TP_DOING_TEXT + 64) };
+#include "csrc/base/clock.h"
+
+#define SILENT_NS 1000000000ll /* rank 0 is heard more often (control.c) */
 
 tp_status
 tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
@@ -151,35 +153,48 @@ awaited_by(const tp_region *region, int rank)
     return step > own ? -1 : (int)awaited - 1;
 }
 
-/* "; rank 1 is ...": what the rank is doing for which this one waited, and where that one waits too, directly or through others, for a
- * rank that waits for nobody, what that is doing: the longest wait ends first, and is seldom next to who holds all up. */
-static void
-say_who_holds_up(const tp_comm *comm, const tp_region *region, int peer, char text[HELD_TEXT])
+/* For how long rank 0 has told nothing of the others, who may long have gone on, or wait for it. Seconds; 0: they are as they seem. */
+static double
+silence(const tp_comm *comm, const tp_region *region)
+{
+    int64_t heard = atomic_load_explicit(&region->heard_ns, memory_order_relaxed), silent = tp_clock_ns() - heard;
+    return comm->rank > 0 && heard != 0 && silent > SILENT_NS ? (double)silent * 1e-9 : 0.0;
+}
+
+void
+tp_comm_say_who_holds_up(const tp_comm *comm, const tp_region *region, int peer, char text[TP_HELD_TEXT])
 {
     char doing[TP_DOING_TEXT];
+    double silent = silence(comm, region);
+    if (silent > 0.0) {
+        tp_region_doing(region, 0, doing);
+        snprintf(text, TP_HELD_TEXT, "; rank 0, by which the ranks hear of each other, has said nothing for %.3g s, and was last heard %s",
+                 silent, doing);
+        return;
+    }
     int last = peer, next = awaited_by(region, peer); /* each is read once: it may change meanwhile */
     for (int i = 0; i < comm->ranks && next >= 0; i++) {
         last = next;
         next = awaited_by(region, last);
     }
     tp_region_doing(region, peer, doing);
-    int used = snprintf(text, HELD_TEXT, "; rank %d is %s", peer, doing);
+    int used = snprintf(text, TP_HELD_TEXT, "; rank %d is %s", peer, doing);
     if (last == peer || next >= 0) /* the latter: in a ring, of which none is to blame */
         return;
     tp_region_doing(region, last, doing);
-    snprintf(text + used, HELD_TEXT / 2, ", and in the end waits for rank %d, which is %s", last, doing);
+    snprintf(text + used, TP_HELD_TEXT / 2, ", and in the end waits for rank %d, which is %s", last, doing);
 }
 
 tp_status
 tp_comm_too_late(const tp_comm *comm, tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes)
 {
-    char what[TP_TAG_TEXT], holds_up[HELD_TEXT] = "";
+    char what[TP_TAG_TEXT], holds_up[TP_HELD_TEXT] = "";
     double waited = (double)comm->timeout_ns * 1e-9;
     tp_region_await(region, comm->rank, peer); /* as it did until now: in who waits for whom, it is a link */
     int other = peer < 0 ? one_missing(region, comm->rank) : peer;
     other = other < 0 ? one_behind(region, comm->rank) : other;
     if (other >= 0)
-        say_who_holds_up(comm, region, other, holds_up);
+        tp_comm_say_who_holds_up(comm, region, other, holds_up);
     tp_region_await_no_more(region, comm->rank);
     if (peer < 0)
         return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather%s", comm->rank, waited, holds_up);
