@@ -190,10 +190,11 @@ def write_new(path: str | os.PathLike[str], text: str, *, overwrite: bool = Fals
     return target
 
 
-def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, oldest: int | None = None) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, oldest: int | None = None,
+              raw: bytes | None = None) -> dict[str, Any]:
     """The object in a file of ours, of a version from ``oldest`` (or ``version``) to ``version``; a ValueError that names the
-    file if it is broken, foreign, older or newer."""
-    raw = no_folder(path_of("path", path)).read_bytes()
+    file if it is broken, foreign, older or newer. raw: its bytes, where they were read: a pipe gives them once."""
+    raw = no_folder(path_of("path", path)).read_bytes() if raw is None else raw
     try:
         data = loads(raw)
     except ValueError as error:

@@ -31,6 +31,7 @@ from .worker import CHECKPOINTS, CLASSES, GRACE_S
 if TYPE_CHECKING:
     from .data import Data, Tokenizer
     from .plan import Plan
+    from .schedule import Timeline
 
 __all__ = ["Record", "Run", "launch", "runs"]
 
@@ -255,6 +256,12 @@ class Run(Outcome):
         """
         self.wait()
         return super().report()
+
+    def timeline(self) -> Timeline:
+        """The measured timeline of the last step, drawn like the predicted one (`plan.timeline()`), once the run is over: until
+        then this waits, as :meth:`report` does."""
+        self.wait()
+        return super().timeline()
 
     def __enter__(self) -> Run:
         return self

@@ -296,7 +296,11 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read what :meth:`save` wrote; a ValueError names the file if it is broken, foreign or altered."""
-        data = read_json(path, _FORMAT, _VERSION, "a plan of terapipe_c", oldest=1)
+        return cls._of_bytes(path, None)
+
+    @classmethod
+    def _of_bytes(cls, path: str | os.PathLike[str], raw: bytes | None) -> Plan:
+        data = read_json(path, _FORMAT, _VERSION, "a plan of terapipe_c", 1, raw)
         try:
             return cls.from_dict(data)
         except ValueError as error:

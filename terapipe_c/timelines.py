@@ -54,9 +54,10 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
             return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows])
         return "planned timeline of a run", tp.Plan.load(str(path / "plan.json")).timeline()
     try:
-        text = path.read_text(encoding="utf-8")
+        raw = no_folder(path).read_bytes()      # once: it may be a pipe
+        text = raw.decode().replace("\r\n", "\n")
         if text.lstrip().startswith("{"):
-            plan = tp.Plan.load(str(path))
+            plan = tp.Plan._of_bytes(str(path), raw)
             refuse(args, list(TIMES), own)
             return "plan", plan.timeline()
         program = tp.Program.from_csv(text) if path.suffix == ".csv" else tp.Program.parse(text)

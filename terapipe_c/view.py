@@ -156,7 +156,7 @@ def _headline(line: Timeline) -> str:
     parts = [
         f"{line.num_ranks} rank{'s' if line.num_ranks > 1 else ''}",
         f"{human_seconds(line.makespan_s)}",
-        f"{100 * line.efficiency:.1f} % busy",
+        f"{100 * line.efficiency:.1f} % busy" if line.makespan_s > 0 else "nothing ran",
     ]
     if line.lower_bound_s > 0:
         parts.append(f"no order is below {human_seconds(line.lower_bound_s)}")

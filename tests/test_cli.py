@@ -370,6 +370,12 @@ def test_plan_simulate_view(capsys, tmp_path):
     assert code == 0 and "<svg" in (tmp_path / "t.svg").read_text() and json.loads((tmp_path / "t.json").read_text()), (
         err
     )
+    reader, writer = os.pipe()
+    os.write(writer, plan.read_bytes())     # some 6 kB, which a pipe holds
+    os.close(writer)
+    code, out, err = run(capsys, "view", f"/dev/fd/{reader}")
+    assert code == 0 and out.startswith("plan\nTimeline: 2 ranks"), err
+    os.close(reader)
     code, _, err = run(capsys, "plan", *SMALL, "--stages", "99")
     assert code == 2 and "99" in err
     plan.write_text('{"format": "something else"}')
