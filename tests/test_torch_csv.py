@@ -86,7 +86,7 @@ def test_what_torch_has_no_word_for_is_refused_by_name():
     for program, word in (
         (schedules.gpipe(2, 2, 2), "token slices"),
         (schedules.sliced_1f1b(2, 2, 1), "half a micro-batch"),
-        (Program.parse("0F0.0 0R0.0 0B0.0"), "no word for R"),
+        (Program.parse("0F0.0 0B0.0\n1F0.0 1R0.0 1B0.0"), "rank 1, position 1, .*no word for R"),
     ):
         with pytest.raises(tp.ScheduleError, match=word):
             program.to_csv()
