@@ -23,6 +23,8 @@
 #define TICK_NS  50000000ll
 #define TABLE_TICKS 4             /* between two looks at everybody's progress */
 #define STILL_TABLES 2            /* after so many looks it is told again though it is as it was: rank 0 is there */
+#define SILENT_NS 1000000000ll    /* so it is heard more often than that */
+#define PACE_RANKS 64             /* with each that many more, all that is above but TICK_NS is a tick longer: rank 0 hears and tells all */
 #define WRITE_NS 1000000000ll
 #define LINGER_NS 1000000000ll    /* at the end, for the others' goodbye */
 #define WORD_MS  1000             /* for the word on why a connection closed */
@@ -60,7 +62,7 @@ struct tp_control {
     unsigned char *slots, *result, *out;    /* [ranks][slot_bytes]; the same; a frame to send */
     int gathered;                           /* rank 0: contributions of the gather under way */
     uint64_t entered, complete, result_slot;
-    int still;             /* looks since everybody's progress was told */
+    int pace, still; /* of PACE_RANKS; looks since everybody's progress was told */
     progress *seen, *sent; /* [ranks] */
 };
 
@@ -153,18 +155,18 @@ rounds_of(const tp_control *c, int rank)
 }
 
 static void
-tell_progress(tp_control *c, int table)
+tell_progress(tp_control *c, int ticks)
 {
     int ranks = c->comm->ranks, own = c->comm->rank, first = own == 0 ? 0 : own, end = own == 0 ? ranks : own + 1;
+    if ((ticks + own) % (own == 0 ? c->pace * TABLE_TICKS : c->pace) != 0)
+        return;
     for (int rank = first; rank < end; rank++) {
         tp_region_read_progress(c->region, rank, &c->seen[rank].step, &c->seen[rank].instruction);
         c->seen[rank].rounds = own == 0 ? *rounds_of(c, rank) : 0; /* rank 0 knows them by what it has gathered */
         c->seen[rank].awaited = atomic_load_explicit(&tp_region_rank_at(c->region, rank)->awaited, memory_order_relaxed);
     }
     size_t bytes = (size_t)(end - first) * sizeof *c->seen;
-    int told = 1; /* else at the next tick: ranks that wait change nothing any more, and their last word is what counts */
-    if (own == 0 && !table)
-        return;
+    int told = 1; /* else at the next turn: ranks that wait change nothing any more, and their last word is what counts */
     if (memcmp(c->seen + first, c->sent + first, bytes) == 0 && (own != 0 || ++c->still < STILL_TABLES))
         return;
     c->still = 0;
@@ -382,7 +384,7 @@ listen_on(void *argument)
         tell_abort(c);
         if (tp_clock_ns() - last >= TICK_NS && !c->closing) {
             last = tp_clock_ns();
-            tell_progress(c, ++ticks % TABLE_TICKS == 0);
+            tell_progress(c, ++ticks);
             if (ticks % TABLE_TICKS == 0)
                 drop_silent(c);
         }
@@ -461,6 +463,8 @@ tp_control_open(const tp_comm *comm, const int *fds, size_t max_gather_bytes, in
     c->comm = comm;
     c->region = region;
     c->silent_ns = silent_ns;
+    c->pace = 1 + (comm->ranks - 1) / PACE_RANKS;
+    region->silent_ns = SILENT_NS * c->pace;
     c->max_bytes = max_gather_bytes;
     c->slot_bytes = sizeof(uint64_t) + ((max_gather_bytes + 7) & ~(size_t)7);
     pthread_mutex_init(&c->lock, NULL);

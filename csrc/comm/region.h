@@ -50,6 +50,7 @@ struct tp_region {
     char text[512];
     alignas(TP_LINE) _Atomic uint64_t arrived; /* entries into all-gathers, of all ranks, ever */
     _Atomic int64_t heard_ns; /* over TCP: when rank 0 was last heard, by which the ranks hear of each other; 0: as they are */
+    int64_t silent_ns;        /* it is heard more often than that */
 };
 
 static inline tp_region_rank *

@@ -7,8 +7,6 @@
 
 #include "csrc/base/clock.h"
 
-#define SILENT_NS 1000000000ll /* rank 0 is heard more often (control.c) */
-
 tp_status
 tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
 {
@@ -158,7 +156,7 @@ static double
 silence(const tp_comm *comm, const tp_region *region)
 {
     int64_t heard = atomic_load_explicit(&region->heard_ns, memory_order_relaxed), silent = tp_clock_ns() - heard;
-    return comm->rank > 0 && heard != 0 && silent > SILENT_NS ? (double)silent * 1e-9 : 0.0;
+    return comm->rank > 0 && heard != 0 && silent > region->silent_ns ? (double)silent * 1e-9 : 0.0;
 }
 
 void
