@@ -38,6 +38,18 @@ channel_of(nccl_comm *c, int peer, uint64_t tag, int sends, nccl_channel **out)
                    sends ? rank : peer, sends ? peer : rank, what);
 }
 
+/* Mark, for the watch, that the compute stream has come to here. */
+static tp_status
+set_mark(nccl_comm *c)
+{
+    nccl_marks *m = &c->marks;
+    if (m->set - m->passed == NCCL_MARKS)
+        return TP_OK;
+    TP_TRY(tp_cuda_event_record(c->base.device, m->event[m->set % NCCL_MARKS], c->base.compute));
+    m->set++;
+    return TP_OK;
+}
+
 /* ---- guests: without a copy ---- */
 
 /* Order a guest's message after all work that the compute stream has now. */
@@ -47,6 +59,7 @@ begin_guest(nccl_comm *c, nccl_channel *ch)
     int i = (int)(ch->issued % NCCL_GUESTS);
     if (ch->issued >= NCCL_GUESTS)
         TP_TRY(tp_cuda_event_wait(c->base.device, ch->done[i], c->base.compute));
+    TP_TRY(set_mark(c));
     TP_TRY(tp_cuda_event_record(c->base.device, ch->ready, c->base.compute));
     return tp_cuda_event_wait(c->base.device, ch->ready, ch->stream);
 }
@@ -102,6 +115,7 @@ await_guest(nccl_comm *c, nccl_channel *ch)
     int i = (int)(ch->taken % NCCL_GUESTS);
     TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
     TP_TRY(tp_cuda_event_wait(c->base.device, ch->done[i], c->base.compute));
+    TP_TRY(set_mark(c));
     ch->taken++;
     return tp_nccl_arrive(c, ch->comm, ch->peer, ch->issued - ch->taken);
 }
@@ -124,6 +138,7 @@ nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
     if (ch->issued >= c->slots)
         TP_TRY(tp_cuda_event_wait(c->base.device, ch->freed[i], c->base.compute));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, ch->slot[i], data, bytes, TP_CUDA_ON_DEVICE));
+    TP_TRY(set_mark(c));
     TP_TRY(tp_cuda_event_record(c->base.device, ch->filled[i], c->base.compute));
     TP_TRY(tp_cuda_event_wait(c->base.device, ch->filled[i], ch->stream));
     NCCL_CALL(c, ch->comm, ch->peer, "ncclSend", c->nccl->send(ch->slot[i], bytes, NC_INT8, ch->other, ch->comm, ch->stream));
@@ -188,6 +203,7 @@ nccl_recv_wait(tp_comm *comm, int peer)
     TP_TRY(tp_nccl_arrive(c, ch->comm, ch->peer, ch->issued - ch->taken - 1));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, oldest->data, ch->slot[i], oldest->bytes, TP_CUDA_ON_DEVICE));
     TP_TRY(tp_cuda_event_record(c->base.device, ch->freed[i], c->base.compute));
+    TP_TRY(set_mark(c));
     ch->taken++;
     return issue(c, ch);
 }
@@ -258,6 +274,7 @@ nccl_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out
     NCCL_CALL(c, to.comm, peer, "ncclGroupEnd", both_ways(c, &to, out, out_bytes, in, in_bytes));
     TP_TRY(tp_cuda_event_record(c->base.device, e->done[i], to.stream));
     TP_TRY(tp_cuda_event_wait(c->base.device, e->done[i], c->base.compute));
+    TP_TRY(set_mark(c));
     e->peer[i] = peer;
     e->issued++;
     return tp_nccl_arrive(c, to.comm, peer, 0);

@@ -25,8 +25,8 @@
  *
  * Communicators do not block: every call is polled (ncclCommGetAsyncError) to its end, the deadline or the abort. A thread
  * looks every 50 ms for an abort of the region, for errors of the communicators and for a message that has not moved within
- * the deadline, and then aborts them all, which releases a host that waits for the device. Tags are not sent: the checker
- * has proved that both ends agree (csrc/sched/check.c). */
+ * the deadline, nor this rank's device come to another, and then aborts them all, which releases a host that waits for the
+ * device. Tags are not sent: the checker has proved that both ends agree (csrc/sched/check.c). */
 #ifndef TP_CUDA_NCCL_H
 #define TP_CUDA_NCCL_H
 

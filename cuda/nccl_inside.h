@@ -16,6 +16,7 @@
 #define NCCL_RL_OP     16 /* and for guests that come home */
 #define NCCL_CLASSES   32 /* most classes of lines; lines of a class share no rank */
 #define NCCL_EXCHANGES 8 /* exchanges by which the host may be ahead of the device */
+#define NCCL_MARKS     1024 /* of the compute stream, at messages: a stream takes no more work ahead than that, by far */
 #define NCCL_GUESTS    TP_COMM_POSTED /* most guests under way in a channel */
 #define NCCL_EVERYBODY (-1)
 
@@ -60,6 +61,14 @@ typedef struct {
     int64_t seen, since_ns;
 } nccl_exchanges;
 
+/* By which the watch sees that this rank's device goes on from message to message, wherever the host is. Where all marks are ahead
+ * of the device a message gets none. */
+typedef struct {
+    tp_cuda_event event[NCCL_MARKS];
+    _Atomic int64_t set, passed; /* written by this rank; by the watch */
+    int64_t since_ns;            /* the watch's: when it last saw one passed */
+} nccl_marks;
+
 typedef struct {
     tp_cuda_comm base; /* first */
     const tp_nccl *nccl;
@@ -76,6 +85,7 @@ typedef struct {
     nccl_channel *channel;    /* [channels] of this rank, in the order in which all ranks make them */
     nccl_twins twins;
     nccl_exchanges exchanges;
+    nccl_marks marks;
     int64_t lost_ns; /* the watch's: since when it knows of a communicator's error */
     pthread_t thread;
     pthread_mutex_t lock; /* NCCL's calls, `aborted`, `ending` and what the watch reads of the others */

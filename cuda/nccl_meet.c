@@ -289,6 +289,8 @@ open_events(nccl_comm *c)
     TP_TRY(tp_cuda_event_create(c->base.device, 0, &c->exchanges.ready));
     for (int i = 0; i < NCCL_EXCHANGES; i++)
         TP_TRY(tp_cuda_event_create(c->base.device, 0, &c->exchanges.done[i]));
+    for (int i = 0; i < NCCL_MARKS; i++)
+        TP_TRY(tp_cuda_event_create(c->base.device, 0, &c->marks.event[i]));
     return TP_OK;
 }
 
@@ -361,6 +363,9 @@ close_twins(nccl_comm *c)
     for (int i = 0; i < NCCL_EXCHANGES; i++)
         tp_cuda_event_destroy(c->base.device, e->done[i]);
     *e = (nccl_exchanges){0};
+    for (int i = 0; i < NCCL_MARKS; i++)
+        tp_cuda_event_destroy(c->base.device, c->marks.event[i]);
+    c->marks = (nccl_marks){0};
     if (c->twins.comm != NULL)
         c->nccl->destroy(c->twins.comm);
     tp_cuda_free(c->base.device, c->twins.hello);

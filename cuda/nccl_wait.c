@@ -161,7 +161,19 @@ is_past(nccl_comm *c, tp_cuda_event event)
     return 0;
 }
 
-/* Has the oldest operation that is under way not waited too long? All but the last `kept` of `issued` operations are over; these
+/* Look how far this rank's device has come. The host gives it the work of a whole step at once, and most operations of that are of no
+ * event that still is: without marks one of the last, of a step longer than the deadline, would be late where nobody is. */
+static void
+watch_device(nccl_comm *c)
+{
+    nccl_marks *m = &c->marks;
+    while (m->passed < m->set && is_past(c, m->event[m->passed % NCCL_MARKS])) {
+        m->passed++;
+        m->since_ns = tp_clock_ns();
+    }
+}
+
+/* Has the oldest operation that is under way not waited too long, nor this rank's device at whatever it is? All but the last `kept` of `issued` operations are over; these
  * have an event each. */
 static int
 moves(nccl_comm *c, const tp_cuda_event *events, int64_t kept, int64_t issued, int64_t *seen, int64_t *since_ns)
@@ -176,7 +188,8 @@ moves(nccl_comm *c, const tp_cuda_event *events, int64_t kept, int64_t issued, i
         return 1;
     int64_t now = tp_clock_ns();
     *since_ns = *since_ns == 0 ? now : *since_ns;
-    return c->base.comm.timeout_ns <= 0 || now - *since_ns <= c->base.comm.timeout_ns;
+    int64_t since = *since_ns > c->marks.since_ns ? *since_ns : c->marks.since_ns;
+    return c->base.comm.timeout_ns <= 0 || now - since <= c->base.comm.timeout_ns;
 }
 
 static void
@@ -216,6 +229,8 @@ tp_nccl_watch(void *argument)
         int64_t next = tp_clock_ns() + TICK_NS;
         struct timespec at = {(time_t)(next / 1000000000), (long)(next % 1000000000)};
         pthread_cond_timedwait(&c->changed, &c->lock, &at);
+        if (!c->aborted && !c->ending)
+            watch_device(c);
         for (int i = 0; i < c->channels && !c->aborted && !c->ending; i++)
             watch_channel(c, &c->channel[i]);
         if (!c->aborted && !c->ending)

@@ -59,7 +59,7 @@ class Case:
     refuse: Sequence[int] = (0, 0)  # fake_nccl_refuse's
     dead: int | None = None         # this rank ends in its second step
     late: int | None = None         # this one does not come to it
-    lag: int = 0                    # 1: the device comes no further; 2: it cannot be asked how far it is
+    lag: int = 0                    # 1: the device comes no further; 2: it cannot be asked; 3: messages come no further
     reproducible: bool = True
     deaf: bool = False              # the communicator does not know who keeps guests
     ways: int = 0                   # in which hand-over waits

@@ -33,7 +33,7 @@ struct stream {
 static _Atomic int lags, events; /* events: of no part of a GPU, made and not destroyed */
 
 struct event {
-    int timed, recorded;
+    int timed, recorded, computes; /* computes: of the compute stream */
     int64_t ns;
     tp_emu_point point;
     tp_emu_clock clock;
@@ -497,6 +497,7 @@ tp_cuda_event_record(tp_cuda_device *device, tp_cuda_event event, tp_stream stre
     struct event *e = event;
     (void)device;
     TP_TRY(enter("cudaEventRecord"));
+    e->computes = stream == device->compute;
     tp_emu_order_record(stream, &e->clock);
     return tp_emu_point_record(stream, &e->point) ? TP_OK : run_record(&e);
 }
@@ -540,7 +541,7 @@ tp_status
 tp_cuda_event_query(tp_cuda_device *device, tp_cuda_event event, int *done)
 {
     (void)device;
-    *done = !atomic_load(&lags);
+    *done = !atomic_load(&lags) || (atomic_load(&lags) == 3 && ((struct event *)event)->computes);
     TP_TRY(enter("cudaEventQuery"));
     if (atomic_load(&lags) == 2)
         return tp_cuda_check(TP_CUDA_BAD_HANDLE, "cudaEventQuery");

@@ -34,7 +34,7 @@ int
 tp_emu_contexts(void);
 
 /* on 1: whoever asks an event hears that it has not come yet, as of a GPU that is behind, or hangs. Work is done all the same. 2: that
- * it cannot be asked. */
+ * it cannot be asked. 3: as 1, but of events of compute streams. */
 void
 tp_emu_lag(int on);
 /* Events that are there, those of parts of a GPU not counted. */
