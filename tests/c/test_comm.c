@@ -175,6 +175,43 @@ words_that_never_come_are_waited_for_once(void)
     tp_shm_detach(memory, bytes);
 }
 
+/* A writer that goes back to the ring's start says so first, and then what it has written there: a reader who looks in between has
+ * nothing to take, and not what was there long ago. */
+static void
+a_writer_that_goes_back_has_written_nothing_yet(void)
+{
+    enum { BYTES = 1 << 17, MESSAGES = 4 };
+    const uint8_t pairs[4] = {0, 1, 1, 0};
+    const tp_region_shape shape = {2, pairs, 1 << 20, 64, NULL};
+    void *memory;
+    tp_region *region;
+    tp_comm *from, *to;
+    size_t bytes;
+    MUST(tp_region_bytes(&shape, &bytes) == TP_OK && tp_local_create(bytes, &memory) == TP_OK);
+    MUST(tp_region_create(memory, bytes, &shape, &region) == TP_OK);
+    MUST(tp_comm_open_region(region, 0, "thread", 0, &from) == TP_OK && tp_comm_open_region(region, 1, "thread", 0, &to) == TP_OK);
+    unsigned char *data = pattern(BYTES, 1), *into = calloc(1, BYTES);
+    tp_ring *ring = tp_region_ring(region, 0, 1);
+    MUST(into != NULL);
+    for (uint64_t i = 0; i <= MESSAGES; i++) {
+        memset(into, 0, BYTES);
+        MUST(to->ops->recv_post(to, 0, i, into, BYTES) == TP_OK);
+        if (i == MESSAGES) {
+            uint64_t tail = ring->tail;
+            ring->skip = ring->head + ring->capacity - ring->head % ring->capacity;
+            MUST(to->ops->progress(to) == TP_OK && ring->tail == tail);
+        }
+        MUST(from->ops->send(from, 1, i, data, BYTES) == TP_OK && to->ops->recv_wait(to, 0) == TP_OK);
+        MUST(memcmp(data, into, BYTES) == 0);
+    }
+    MUST(ring->head < ring->skip + 2 * BYTES && ring->head > ring->skip); /* it did go back */
+    free(data);
+    free(into);
+    from->ops->close(from);
+    to->ops->close(to);
+    tp_shm_detach(memory, bytes);
+}
+
 static pid_t
 start(const char *kind, int number, int how, int rank)
 {
@@ -392,6 +429,7 @@ main(int count, char **words)
         paces();
         words_of_a_slow_one_are_waited_for();
         words_that_never_come_are_waited_for_once();
+        a_writer_that_goes_back_has_written_nothing_yet();
     }
     for (int number = 0; number < CASES; number++) {
         if (wanted(only, "thread"))
