@@ -173,8 +173,8 @@ watch_device(nccl_comm *c)
     }
 }
 
-/* Has the oldest operation that is under way not waited too long, nor this rank's device at whatever it is? All but the last `kept` of `issued` operations are over; these
- * have an event each. */
+/* Has the oldest operation that is under way not waited too long, nor this rank's device at whatever it is? All but the last `kept` of
+ * `issued` operations are over; these have an event each. */
 static int
 moves(nccl_comm *c, const tp_cuda_event *events, int64_t kept, int64_t issued, int64_t *seen, int64_t *since_ns)
 {

@@ -24,7 +24,7 @@
 #define TABLE_TICKS 4             /* between two looks at everybody's progress */
 #define STILL_TABLES 2            /* after so many looks it is told again though it is as it was: rank 0 is there */
 #define SILENT_NS 1000000000ll    /* so it is heard more often than that */
-#define PACE_RANKS 64             /* with each that many more, all that is above but TICK_NS is a tick longer: rank 0 hears and tells all */
+#define PACE_RANKS 64             /* with each so many more words are as much rarer: rank 0 hears all, and tells all */
 #define WRITE_NS 1000000000ll
 #define LINGER_NS 1000000000ll    /* at the end, for the others' goodbye */
 #define WORD_MS  1000             /* for the word on why a connection closed */
