@@ -24,6 +24,7 @@ from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory, store_of, swap_bytes
 from .guests import hosts
+from .schedule import CODE, WORK
 from .worker import CHECKPOINTS, GATHER_BYTES, HYPER
 
 __all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "check_run", "copies_of", "hosts_of", "largest_gather",
@@ -56,6 +57,8 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
                            "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, rank, local_rank)
     _check_store(plan, job, local_rank)
+    if first:
+        _warn_of_waits(plan, job)
     before: dict[str, Any] = {}
     if resume:
         if first and job["checkpoint_every"] and folder is not None:
@@ -246,6 +249,23 @@ def _check_store(plan: Any, job: Mapping[str, Any], local_rank: int | None) -> N
                                      f"{needed - free} bytes short; a folder on another disk in {STORE_VARIABLE} would be right")
         refusal.errno = errno.ENOSPC
         raise refusal
+
+
+def _warn_of_waits(plan: Any, job: Mapping[str, Any]) -> None:
+    """A run whose ranks wait for each other beyond the deadline, though all goes as planned, ends in its first step. No refusal:
+    times that were computed may be far off."""
+    if job["engine"] != ENGINE or not 0 < job["timeout_s"] < plan.step_time_s:
+        return
+    line, longest = plan.timeline(), 0.0
+    rows = line.intervals[np.isin(line.intervals["op"], [CODE[name] for name in WORK if name != "AR"])]
+    for rank in range(line.num_ranks):
+        own = rows[rows["rank"] == rank]
+        own = own[np.argsort(own["start_s"])]
+        until, begun = np.append(0.0, np.maximum.accumulate(own["end_s"])), np.append(own["start_s"], line.makespan_s)
+        longest = max(longest, float((begun - until).max()))
+    if longest > job["timeout_s"]:
+        warnings.warn(f"timeout_s is {job['timeout_s']:g}, and by its costs this plan lets a rank wait {longest:.4g} s for the "
+                      "others: more than that, or 0, would be right", UserWarning, stacklevel=4)
 
 
 def _check_devices(job: Mapping[str, Any], rank: int, local_rank: int | None) -> None:

@@ -12,6 +12,7 @@ import termios
 import textwrap
 import threading
 import time
+import warnings
 import weakref
 from contextlib import suppress
 from types import SimpleNamespace
@@ -89,6 +90,25 @@ def test_a_rank_that_is_stopped_in_a_step_is_named(tmp_path):
     os.kill(run.pids[2], signal.SIGSTOP)
     with pytest.raises(tp.DeadlineError, match=f"waited 1 s .*; {STOPPED}: rank 2 .process {run.pids[2]}."):
         run.wait(60)
+
+
+def test_a_plan_whose_ranks_wait_beyond_the_deadline_is_warned_of(tmp_path):
+    """Its run would end in the first step, as if a rank did not answer."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=16)
+    cluster = tp.Cluster(2, memory_bytes=1 << 34, peak_flops=2e3)       # of years ago: rank 0 waits while rank 1 does its forwards
+    plan = tp.plan(model, cluster, batch=16, seq_len=16, costs=tp.CostModel.analytic(model, cluster), planner="uniform",
+                   schedule="gpipe", stages=2)
+    (tmp_path / "text").write_bytes(b"who holds them up? " * 300)
+    rows = plan.timeline().intervals
+    rank, op = rows["rank"] == 0, rows["op"]
+    longest = rows["start_s"][rank & (op > 0)].min() - rows["end_s"][rank & (op == 0)].max()     # behind its last forward
+    assert 500 < longest < plan.step_time_s / 2
+    with pytest.warns(UserWarning, match=f"timeout_s is 500, and by its costs this plan lets a rank wait {longest:.4g} s for"):
+        tp.launch(plan, tmp_path / "text", 0, timeout_s=500, processes=False).wait(60)
+    for enough in (longest + 1, 0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tp.launch(plan, tmp_path / "text", 0, timeout_s=enough, processes=False).wait(60)
 
 
 def test_a_terminal_that_halts_holds_no_rank_up(monkeypatch):
