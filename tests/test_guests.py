@@ -45,3 +45,24 @@ def test_guests_of_a_candidate_that_makes_again_are_its_own():
     for savings in (None, Savings(recompute=tuple(block.kind in ("attention", "ffn") for block in model.blocks))):
         found = judge.judge("bpipe", cut, ((1, (32,)),) * 8, savings=savings)
         assert found.seconds == pytest.approx(judge.lowered(found).makespan(judge.timing(found)), rel=1e-12)
+
+
+@pytest.mark.parametrize("costs", [{"comm": 0.25, "comm.guest": 12.0}, {"comm": 2.9, "comm.guest": 1.0, "comm.latency": 0.1}],
+                         ids=["slow guests", "slow links"])
+def test_guests_are_emulated_on_links_of_their_own(costs):
+    """One after another, as simulated. They once left as messages of their stage do: at once, or behind those and in their way."""
+    program = schedules.bpipe(4, 8).lower(False)
+    costs = {name: seconds * 1e-4 for name, seconds in {"F": 1.0, "B": 2.0, **costs}.items()}
+    due = {(rank, op, micro): (start, end) for rank, op, _, micro, _, start, end in tp.emulate(program, costs).trace}
+    rows = [row for row in program.simulate(costs).intervals.tolist() if schedules.OPS[row[1]] in "FB"]
+    assert len(rows) == 64
+    for rank, op, _, micro, _, start, end in rows:
+        assert due[rank, schedules.OPS[op], micro] == pytest.approx((start, end), abs=1e-6)
+
+
+def test_guests_of_the_last_stage_are_emulated_where_links_carry_one_message_at_a_time():
+    """It sends nothing forward: such a link was looked up before the first of the table, and written there."""
+    program = Program.parse("0F0.0 2RE0.0@2 2SL0.0@2 0B0.0\n1F0.0 1B0.0\n2F0.0 2SE0.0@0 2RL0.0@0 2B0.0").lower(False)
+    costs = {"F": 1e-4, "B": 2e-4, "comm": 3e-5, "comm.guest": 1e-4, "comm.latency": 1e-5}
+    trace = tp.emulate(program, costs).trace
+    assert [row[6] for row in trace if row[1] == "B"] == pytest.approx([12.2e-4, 9.9e-4, 7.6e-4], abs=1e-6)

@@ -87,14 +87,12 @@ guest_lag_ns(const tp_engine *engine, const tp_instr *instr)
     return lag_s == NULL ? 0 : (int64_t)(lag_s[instr->stage * tp_program_units(program) + unit] * 1e9);
 }
 
-/* When the message of instruction i, ready at due_ns, leaves: a guest's when the one before it has come. */
+/* When the guest that instruction i sends at due_ns leaves: when the one before it has come. */
 static int64_t
-leaves(const tp_engine *engine, int64_t i, int64_t due_ns)
+guest_leaves_ns(const tp_engine *engine, int64_t i, int64_t due_ns)
 {
     const tp_instr *instr = &engine->code[i];
     int64_t at = i - 1;
-    if (instr->op != TP_OP_SE && instr->op != TP_OP_SL)
-        return due_ns;
     while (at >= 0 && (engine->code[at].op != instr->op || engine->code[at].stage != instr->stage))
         at--;
     int64_t free_ns = at < 0 ? 0 : engine->stamps[at] + guest_lag_ns(engine, &engine->code[at]);
@@ -183,12 +181,15 @@ sleep_until(const tp_engine *engine, int64_t due_ns)
     return TP_OK;
 }
 
-/* When a message leaves that is sent at due_ns: others may be on its link still. */
+/* When the message of instruction i leaves that is sent at due_ns: others may be on its link still. Guests have links of their own. */
 static int64_t
-leaves_ns(tp_engine *engine, const tp_instr *send, int64_t due_ns)
+leaves_ns(tp_engine *engine, int64_t i, int64_t due_ns)
 {
     const tp_program *program = engine->config.program;
+    const tp_instr *send = &engine->code[i];
     int back = send->op == TP_OP_SB;
+    if (send->op == TP_OP_SE || send->op == TP_OP_SL)
+        return guest_leaves_ns(engine, i, due_ns);
     double lag = tp_durations_lag_s(engine->durations, tp_program_units(program), back, send->flags, send->stage,
                                     tp_program_unit(program, send));
     return (int64_t)(1e9 * tp_sched_links_send(&engine->links, back, send->stage, 1e-9 * (double)due_ns, lag));
@@ -255,9 +256,8 @@ emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
     TP_TRY(sleep_until(engine, *due_ns));
     if (instr->op != TP_OP_SF && instr->op != TP_OP_SB && instr->op != TP_OP_SE && instr->op != TP_OP_SL && !receives(instr))
         return TP_OK;
-    engine->stamps[i] = leaves(engine, i, *due_ns);
     if (!receives(instr))
-        engine->stamps[i] = leaves_ns(engine, instr, *due_ns);
+        engine->stamps[i] = leaves_ns(engine, i, *due_ns);
     return tp_engine_message(engine, instr, &engine->stamps[i], sizeof *engine->stamps);
 }
 
