@@ -9,6 +9,7 @@ from terapipe_c import _core
 from terapipe_c.config import KINDS, Cluster, GPTConfig
 from terapipe_c.cost import PHASES, CostModel, Curve, slicing_arrays
 from terapipe_c.partition import block_counts, equal_lengths, even_partition
+from terapipe_c.plan import plan
 from terapipe_c.profiling import _slicings
 
 MODEL = GPTConfig(n_layer=3, n_head=4, n_embd=64, vocab_size=256, block_size=96)
@@ -551,3 +552,14 @@ def test_a_slice_that_has_no_time_is_named(args, words):
     costs = CostModel.from_samples([(8, 0, 1e-3), (16, 0, 2e-3)])
     with pytest.raises(ValueError, match=f"^{words}"):
         costs.time(*args)
+
+
+def test_a_slice_of_two_billion_tokens_costs_what_the_half_of_it_does_twice():
+    """Of 2^31 the message took negative seconds and AR was refused, of 2^32 both took none; and memory was said to be 4 % less."""
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=1 << 16)
+    costs, asked = CostModel.analytic(model, CLUSTER), dict(seq_len=1 << 16, planner="uniform", stages=2, executable=False)
+    half, *more = (plan(model, CLUSTER, costs=costs, memory_bytes=1e15, batch=batch, slicing=[(batch, [1 << 16])], **asked)
+                   for batch in (1 << 14, 1 << 15, 1 << 16))
+    for factor, found in zip((2, 4), more, strict=True):
+        assert found.step_time_s == pytest.approx(factor * half.step_time_s, rel=1e-3)
+        assert found.peak_memory_bytes == pytest.approx([factor * size for size in half.peak_memory_bytes], rel=1e-3)

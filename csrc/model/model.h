@@ -71,9 +71,10 @@ typedef struct {
 } tp_micro;
 
 typedef struct {
-    int32_t seq_len, batch, micros, max_batch, max_rows; /* max_rows: most rows (tokens x sequences) of a slice */
-    tp_micro *micro;                                     /* [micros] */
-    int32_t *starts;                                     /* storage of every start */
+    int32_t seq_len, batch, micros, max_batch;
+    int64_t max_rows; /* most rows (tokens x sequences) of a slice */
+    tp_micro *micro;  /* [micros] */
+    int32_t *starts;  /* storage of every start */
 } tp_slicing;
 
 /* batches[micros], slices[micros]; lengths: all micro-batches' slice lengths in order. EVALUE: a length < 1, lengths

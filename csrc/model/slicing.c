@@ -59,8 +59,8 @@ tp_slicing_open(int32_t seq_len, int32_t batch, int32_t micros, const int32_t *b
         *storage++ = 0;
         for (int32_t s = 0; s < slices[q]; s++, storage++, lengths++) {
             *storage = storage[-1] + *lengths;
-            if (*lengths * batches[q] > slicing->max_rows)
-                slicing->max_rows = *lengths * batches[q];
+            int64_t rows = (int64_t)*lengths * batches[q];
+            slicing->max_rows = rows > slicing->max_rows ? rows : slicing->max_rows;
         }
     }
     *out = slicing;
