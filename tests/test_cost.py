@@ -257,7 +257,7 @@ def test_a_table_is_linear_between_its_points_and_never_read_outside():
     s, c = np.indices((9, 9))
     plane = np.where((s > 0) & (s + c <= 8), 1.0 + 0.5 * s + 0.25 * c, 1e9)
     costs = CostModel.from_table(plane, plane, granularity=8)
-    for S, C in ((12, 0), (13, 9), (9, 55), (20, 44), (31, 33), (64, 0)):
+    for S, C in ((12, 0), (13, 9), (15, 9), (14, 23), (9, 55), (20, 44), (31, 33), (64, 0)):
         assert costs.time(S, C, "fwd") == pytest.approx(1 + 0.5 * S / 8 + 0.25 * C / 8)
     with pytest.raises(ValueError, match="64 tokens"):
         costs.time(60, 5)
