@@ -38,6 +38,34 @@ def test_the_events_respect_every_dependency(name):
     assert checked >= 2 * len([row for row in trace if row[1] == "F"])
 
 
+SCHEDULES = {
+    "seq1f1b": lambda n: tp.schedules.seq1f1b(n, 4, 3).split(pending=n), "bpipe": lambda n: tp.schedules.bpipe(2 * n, 8, 2),
+    "sliced-1f1b": lambda n: tp.schedules.sliced_1f1b(n, 5, n - 1), "chimera": lambda n: tp.schedules.chimera(2 * n - 2, 4),
+    "hanayo": lambda n: tp.schedules.hanayo(n, 2 * n, 2), "interleaved": lambda n: tp.schedules.interleaved(n, 2 * n, 2)}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_all_work_ends_when_the_simulator_says_whatever_a_message_costs(name):
+    """On its way, at both ends, on links that carry one at a time, back over another, as a guest, of halves."""
+    rng = np.random.default_rng(len(name))
+    for i in range(20):
+        program = SCHEDULES[name](2 + i % 2).lower(bool(i % 2))
+        shape = program.num_stages, sum(program.slices)
+        costs = {op: rng.uniform(0.3, 2.0, shape) for op in "FBIW"} | {"comm": rng.uniform(0, 3, shape), "AR": 2.0}
+        more = {op: rng.uniform(0, 1, shape) for op in ("SF", "RF", "SB", "RB")} | {"comm.back": rng.uniform(0, 3, shape)}
+        more |= {"comm.latency": 0.5} | {op: rng.uniform(0, 1, shape) for op in ("F.a", "F.b", "comm.a", "comm.b")
+                                         if name == "sliced-1f1b"}
+        more |= {op: rng.uniform(0, 20 if op == "comm.guest" else 2) for op in ("comm.guest", "SE", "RE", "SL", "RL")
+                 if name == "bpipe"}
+        costs |= {op: more[op] for op in more if rng.integers(2)}
+        costs = {op: 1e-5 * seconds for op, seconds in costs.items()}
+        found = sorted((*row[:5], row[6]) for row in tp.emulate(program, costs).trace if row[1] in "FBIW")
+        rows = sorted((row[0], tp.schedules.OPS[row[1]], *row[2:5], row[6]) for row in program.simulate(costs).intervals.tolist()
+                      if tp.schedules.OPS[row[1]] in "FBIW")
+        assert [row[:5] for row in found] == [row[:5] for row in rows]
+        assert [row[5] for row in found] == pytest.approx([row[5] for row in rows], abs=4e-7)
+
+
 def test_a_plan_is_emulated_with_its_own_costs_others_and_none():
     model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=64, block_size=64)
     cluster = tp.Cluster(num_devices=4, devices_per_node=1, memory_bytes=1 << 32, link_latency_s=2e-4, link_bandwidth_Bps=1e9,
