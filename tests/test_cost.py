@@ -409,6 +409,23 @@ def test_what_waits_is_done_by_another_instruction_and_all_of_it_is_done(seed):
     assert costs.timed(*work, prompt=blocks)["W"] == pytest.approx(one["W"])
 
 
+def test_when_the_head_makes_its_weight_gradients_of_rows_that_wait():
+    """By hand, after csrc/stage/head.c: 100 rows a slice in F, 200 in I; 128 are worth a pass, but in haste a full tile alone."""
+    rows, left = _core.head_rows(*slicing_arrays([(1, [300] * 6)]))
+    assert rows[0, :, 2].tolist() == [0, 192, 0, 0, 256, 0] and rows[1, :, 2].tolist() == [192, 192, 224 + 128, 192, 192, 192]
+    assert list(left) == [24, 16]
+
+
+def test_each_update_is_of_the_rows_that_its_own_micro_batch_left():
+    costs = CostModel.from_dict({**random_costs(3, optimizer_param_s=1e-9).to_dict(), "head_pass": [1e-4, 20.0, 3e-5]})
+    slicing = [(1, [216, 84]), (1, [150, 100, 50]), (1, [90, 210])]
+    work = costs.stage_work(MODEL, block_counts(MODEL, [(0, 3), (3, 8)]))
+    alone = [costs.timed(work, costs.slice_work([cut]), MODEL)["OPT"] for cut in slicing]
+    assert alone[0][1] != alone[2][1]
+    together = costs.timed(work, costs.slice_work(slicing), MODEL, updates=True)["U"]
+    assert together == pytest.approx(np.repeat(alone, [2, 3, 2], 0).T)
+
+
 def test_each_copy_of_the_model_has_a_head_whose_rows_wait():
     costs = CostModel.from_dict({**random_costs(3).to_dict(), "head_pass": [1e-4, 20.0, 3e-5]})
     slicing = [(1, [216, 84])] * 2
