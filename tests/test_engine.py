@@ -363,6 +363,25 @@ def test_any_rank_may_ask_to_stop_and_all_hear_of_it():
     assert found == [[False, True, False]] * 3
 
 
+def test_what_a_rank_waits_for_others_is_no_part_of_its_update():
+    """Of two replicas the late one, too: OPT begins when that has come, as a trace has it."""
+    model, params, tokens = problem(4, 24)
+    program, partition, slicing = tp.schedules.gpipe(1, 2).split().lower(), partition_of(model, []), [(1, [24])] * 2
+    region, begun = region_for(model, partition, slicing, program, 2), []
+
+    def one(rank):
+        engine = RankEngine(model, partition, slicing, program, 0, _core.Comm(region, rank, 60.0), replicas=2, replica=rank)
+        engine.load(params)
+        for step in range(2):
+            time.sleep(0.05 * step * rank)
+            begun.append(time.monotonic())
+            engine.run(tokens[2 * rank : 2 * rank + 2], step=step + 1)
+        return engine.trace()[-1]
+
+    for op, *_, start, end in in_threads(region, one):
+        assert op == "OPT" and max(begun) <= start <= end
+
+
 @pytest.mark.parametrize("asks", range(4))
 def test_any_rank_of_any_replica_may_ask_to_stop_and_all_hear_of_it(asks):
     model, params, tokens = problem(4, 24)
@@ -387,14 +406,15 @@ def test_clipping_scales_to_the_norm_over_all_ranks():
     for stages, cuts in ((1, []), (3, [2, 4])):
         program = tp.schedules.gpipe(stages, 2).split().lower(stages > 1)
 
-        def work(engine):
-            found = engine.run(tokens, lr=1e-3, grad_clip=norm / 4)[1]
-            return found, engine.export("exp_avg")
+        for grad_clip, scale in ((norm / 4, 0.25), (norm * 4, 1.0), (0.0, 1.0)):  # 0: any norm is right
+            def work(engine, grad_clip=grad_clip):
+                found = engine.run(tokens, lr=1e-3, grad_clip=grad_clip)[1]
+                return found, engine.export("exp_avg")
 
-        for found, moments in ranks_do(model, partition_of(model, cuts), [(1, [24])] * 2, program, work, params=params):
-            assert found == pytest.approx(norm, rel=1e-6)
-            for name, moment in moments.items():  # exp_avg = (1 - beta1) x the clipped gradient
-                np.testing.assert_allclose(moment, 0.1 * grads[name] / 4, rtol=1e-4, atol=1e-9)
+            for found, moments in ranks_do(model, partition_of(model, cuts), [(1, [24])] * 2, program, work, params=params):
+                assert found == pytest.approx(norm, rel=1e-6)
+                for name, moment in moments.items():  # exp_avg = (1 - beta1) x the clipped gradient
+                    np.testing.assert_allclose(moment, 0.1 * grads[name] * scale, rtol=1e-4, atol=1e-9)
 
 
 def test_clipping_is_pytorch_s_to_the_last_digits():
