@@ -41,7 +41,8 @@ def test_the_events_respect_every_dependency(name):
 SCHEDULES = {
     "seq1f1b": lambda n: tp.schedules.seq1f1b(n, 4, 3).split(pending=n), "bpipe": lambda n: tp.schedules.bpipe(2 * n, 8, 2),
     "sliced-1f1b": lambda n: tp.schedules.sliced_1f1b(n, 5, n - 1), "chimera": lambda n: tp.schedules.chimera(2 * n - 2, 4),
-    "hanayo": lambda n: tp.schedules.hanayo(n, 2 * n, 2), "interleaved": lambda n: tp.schedules.interleaved(n, 2 * n, 2)}
+    "hanayo": lambda n: tp.schedules.hanayo(n, 2 * n, 2), "interleaved": lambda n: tp.schedules.interleaved(n, 2 * n, 2),
+    "swaps": lambda n: tp.schedules.one_f_one_b(n, 4, 2).save_memory(bytes(n), b"\1" * n, 1, True)}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -52,6 +53,7 @@ def test_all_work_ends_when_the_simulator_says_whatever_a_message_costs(name):
         program = SCHEDULES[name](2 + i % 2).lower(bool(i % 2))
         shape = program.num_stages, sum(program.slices)
         costs = {op: rng.uniform(0.3, 2.0, shape) for op in "FBIW"} | {"comm": rng.uniform(0, 3, shape), "AR": 2.0}
+        costs |= {op: rng.uniform(0, 3, shape) for op in ("SO", "SI") if name == "swaps"}
         more = {op: rng.uniform(0, 1, shape) for op in ("SF", "RF", "SB", "RB")} | {"comm.back": rng.uniform(0, 3, shape)}
         more |= {"comm.latency": 0.5} | {op: rng.uniform(0, 1, shape) for op in ("F.a", "F.b", "comm.a", "comm.b")
                                          if name == "sliced-1f1b"}
