@@ -446,7 +446,7 @@ class CostModel:
         batches, slices, lengths = slicing_arrays(slicing)
         if self.has_tables:
             self._within_table(float(np.add.reduceat(lengths, np.cumsum(slices) - slices).max()))
-        return batches, slices, lengths, lengths * np.repeat(batches, slices).astype(np.float64)
+        return batches, slices, lengths, lengths.astype(np.float64) * np.repeat(batches, slices)
 
     def timed(self, stages: tuple[NDArray[np.int32], Float],
               slices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float],
