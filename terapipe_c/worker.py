@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -29,10 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._threads import start_all
+from ._threads import Worker, start_all
 
 HYPER = ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas", "eps", "grad_clip")  # what a checkpoint keeps
 GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
+MEET_S = 5.0  # between two meetings of ranks that write a checkpoint
 UNHEARD = 1 << 18  # events of a rank that its launcher may still have to hear: some 100 MB
 CHECKPOINTS = "checkpoints"  # folder of them inside a run folder
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -156,18 +158,20 @@ class _Training:
         self.region.set_progress(self.rank, step, WRITING)
         writer = CheckpointWriter(Path(self.job["out"]) / CHECKPOINTS, self.model) if self.rank == 0 else None
         try:
-            folder = share(self.comm, str(writer.begin(step)) if writer else None)[0]
+            folder = share(self.comm, self._meanwhile(lambda: str(writer.begin(step)) if writer else None))[0]
             layout = CheckpointWriter.plan(self.model)
-            sums = write_tensors(folder, layout, self.engine.export("params"))
-            for kind in MOMENTS:
-                moments = self.engine.export(kind)
-                sums |= write_tensors(folder, layout, {f"{kind}.{name}": value for name, value in moments.items()})
+            sums: dict[str, str] = {}
+            for kind in ("params", *MOMENTS):
+                named = {name if kind == "params" else f"{kind}.{name}": value for name, value in self.engine.export(kind).items()}
+                sums |= self._meanwhile(partial(write_tensors, folder, layout, named))
             everyone: dict[str, str] = {}
             for theirs in share(self.comm, sums):
                 everyone |= theirs
             if writer:
                 hyper = {key: self.job[key] for key in HYPER}
-                path = writer.finish(everyone, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
+                finish = partial(writer.finish, everyone, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
+            path = self._meanwhile(finish if writer else lambda: None)
+            if writer:
                 self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
         except BaseException as error:
             if writer:
@@ -176,7 +180,32 @@ class _Training:
             elif isinstance(error, FileNotFoundError):
                 self._raise_first()
             raise
-        self.comm.barrier()
+        self.comm.barrier()     # who fails in the next step does so after this one was told of
+
+    def _meanwhile(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives, for which a disk may take longer than a rank may wait for another: a thread does it, and meanwhile the
+        ranks meet again and again: who is lost or stopped is noticed, who writes is not taken for it. All leave together."""
+        results: list[Any] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(work())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = Worker(run, name=f"the checkpoint of rank {self.rank}")
+        start_all([thread], lambda why: None)
+        try:
+            limit = self.job["timeout_s"]
+            while True:
+                thread.join(min(limit / 4, MEET_S) if limit > 0 else MEET_S)
+                if errors:
+                    raise errors.pop()      # the list and its error would keep each other, and the engine
+                if all(self.comm.allgather(bytes([bool(results)]))):
+                    return results[0]
+        finally:
+            thread.join()       # it reads the engine's memory, and writes in a folder that may have to go
 
     def _raise_first(self) -> None:
         """Raise the error of a rank that failed just before, if there is one; from other machines that news may take a while."""

@@ -77,6 +77,12 @@ def test_a_rank_that_is_stopped_as_it_leaves_holds_no_run_up(tmp_path):
     assert not mute.running and not any(os.path.exists(f"/proc/{pid}") for pid in [*run.pids, *mute.pids])
 
 
+def test_a_slow_disk_is_no_rank_that_does_not_answer(tmp_path):
+    """A deadline that finds who is lost soon ended runs whose checkpoints go to a disk that takes its time."""
+    run = start(2, "SlowDisk", timeout_s=0.3, out=tmp_path / "run", checkpoint_every=2).wait(60)
+    assert tp.load_checkpoint(run.out).step == 2 and len(run.history) == 2
+
+
 def test_a_rank_that_is_stopped_in_a_step_is_named(tmp_path):
     """Whoever's wait was the longest: rank 0 may have waited for 1, which waited for 2."""
     model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=256, block_size=16)
@@ -300,7 +306,7 @@ def test_what_fails_in_a_checkpoint_is_told_and_not_what_followed(tmp_path, monk
     about, gone, followed = threading.Event(), threading.Event(), threading.Event()
 
     def fail_or_follow(folder, *arguments):
-        if threading.current_thread().name == "terapipe rank 0":
+        if threading.current_thread().name.endswith(" of rank 0"):
             assert about.wait(30)       # a slow one finds no folder, and has nothing to write
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         about.set()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from terapipe_c import worker
+from terapipe_c import checkpoint, worker
 from terapipe_c.checkpoint import param_shapes
 
 F, B, OPT = 0, 1, 12
@@ -164,6 +164,23 @@ class Mute(Engine):
             send(voice, text)
 
         worker._Telling._send = stop_instead
+
+
+class SlowDisk(Engine):
+    """On rank 0 a checkpoint's space and completion, on rank 1 its tensors, take twice as long as a rank may wait."""
+
+    def __init__(self, job, rank, comm):
+        super().__init__(job, rank, comm)
+        for owner, name in ((checkpoint.CheckpointWriter, "begin"), (checkpoint.CheckpointWriter, "finish")) if rank == 0 else (
+                (checkpoint, "write_tensors"),):
+            setattr(owner, name, self.slowed(getattr(owner, name), 2 * job["timeout_s"]))
+
+    def slowed(self, call, seconds):
+        def slow(*given, **named):
+            time.sleep(seconds)
+            return call(*given, **named)
+
+        return slow
 
 
 class Unbuildable(Engine):
