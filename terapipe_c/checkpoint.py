@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,8 @@ from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
 __all__ = ["Checkpoint", "CheckpointLayout", "CheckpointWriter", "check_finite", "check_names", "check_params", "find_checkpoint",
-           "load_checkpoint", "verify_checkpoint", "model_dict", "param_shapes", "save_checkpoint", "write_tensors"]
+           "load_checkpoint", "model_dict", "open_checkpoint", "param_shapes", "save_checkpoint", "verify_checkpoint",
+           "write_tensors"]
 
 FORMAT = "terapipe_c checkpoint"
 VERSION = 1
@@ -437,22 +438,57 @@ def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = 
     return _load(find_checkpoint(path), names, optimizer)
 
 
-def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, keep: bool = True) -> Checkpoint:
-    """keep: False: every tensor is read and checked, and let go."""
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """All of a step folder, of which each tensor is read and checked when it is asked for, and not kept: the ranks of a large model
+    take their own, one after another, and no machine holds a checkpoint for each of its ranks."""
+    return _load(folder, None, True, lambda tensors: tensors)
+
+
+class _Tensors(Mapping[str, NDArray[np.float32]]):
+    """The tensors of a checkpoint's file by name, each read, and held against its checksum, when it is asked for."""
+
+    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], keys: Mapping[str, str], sums: Mapping[str, str]) -> None:
+        """keys: those in the file, by name; shapes, sums: of those in the file."""
+        self._path, self._layout, self._keys, self._sums = path, _layout_of(path, shapes), keys, sums
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        key = self._keys[name]
+        array = read_tensor(self._path, self._layout.tensors[key])
+        found, written = checksum(array.reshape(-1).view(np.uint8)), self._sums.get(key)
+        if found != written:
+            raise InvalidValueError(f"{self._path}: tensor {key} is damaged: its checksum is {found}, but {written} was written")
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._keys       # a Mapping's own would read it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def _check(tensors: _Tensors) -> Params:
+    for name in tensors:
+        tensors[name]
+    return {}
+
+
+def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, take: Callable[[_Tensors], Any] = dict) -> Checkpoint:
+    """take: what the checkpoint has for params and each kind of moments, from the tensors of its files."""
     state = read_state(folder / STATE_FILE)
     shapes = param_shapes(_Model(**state["model"]))
     wanted = list(shapes) if names is None else list(names)
     unknown = [name for name in wanted if not isinstance(name, str) or name not in shapes]
     if unknown:
         raise InvalidValueError(f"{folder}: has no parameter {unknown[0] if isinstance(unknown[0], str) else brief(unknown[0])}")
-    params = _read_file(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"], keep)
+    params = take(_Tensors(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"]))
     moments = None
     if optimizer and OPTIMIZER_FILE in state["files"]:
         keys = {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
         moments = {
-            kind: _read_file(
-                folder / OPTIMIZER_FILE, keys, {f"{kind}.{name}": name for name in wanted}, state["checksums"], keep
-            )
+            kind: take(_Tensors(folder / OPTIMIZER_FILE, keys, {name: f"{kind}.{name}" for name in wanted}, state["checksums"]))
             for kind in MOMENTS
         }
     return Checkpoint(folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"])
@@ -461,7 +497,7 @@ def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, keep: bool
 def verify_checkpoint(folder: Path) -> None:
     """Read every tensor of a step folder, one after another; raises what `load_checkpoint` would, and names an older one."""
     try:
-        _load(folder, None, True, keep=False)
+        _load(folder, None, True, _check)
     except ValueError as error:
         found = [*step_folders(folder.parent), *(p for p, step, _ in put_aside(folder.parent) if not step.exists())]
         others = [p for p in found if p.name != folder.name and (p / STATE_FILE).is_file()]
@@ -484,9 +520,7 @@ class _Model:
     tie_weights: bool
 
 
-def _read_file(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, str], sums: Mapping[str, str], keep: bool
-) -> Params:
+def _layout_of(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> FileLayout:
     try:
         layout = read_layout(path)
     except FileNotFoundError as error:
@@ -502,15 +536,7 @@ def _read_file(
     foreign = [name for name in layout.tensors if name not in shapes]
     if foreign:
         raise InvalidValueError(f"{path}: tensor {foreign[0]} does not belong to the model")
-    out = {}
-    for key, name in wanted.items():
-        array = read_tensor(path, layout.tensors[key])
-        found = checksum(array.reshape(-1).view(np.uint8))
-        if found != sums.get(key):
-            raise InvalidValueError(f"{path}: tensor {key} is damaged: its checksum is {found}, but {sums.get(key)} was written")
-        if keep:
-            out[name] = array
-    return out
+    return layout
 
 
 def _state_sum(state: Mapping[str, Any]) -> str:

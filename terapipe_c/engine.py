@@ -174,6 +174,7 @@ class RankEngine:
                 if not array.flags.c_contiguous:
                     raise _core.InvalidValueError(f"{name} is strided: a C-contiguous array would be right")
                 self._core.load(stage, i, STATES[kind], array)
+                del array       # before the next one is read
         self._core.pack()
 
     def export(self, kind: str) -> dict[str, Float32]:

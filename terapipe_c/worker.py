@@ -104,9 +104,9 @@ class _Training:
 
     def _load(self, arrays: dict[str, NDArray[Any]]) -> None:
         if self.job["resume_from"]:
-            from .checkpoint import load_checkpoint
+            from .checkpoint import open_checkpoint
 
-            saved = load_checkpoint(self.job["resume_from"], optimizer=True)
+            saved = open_checkpoint(Path(self.job["resume_from"]))
             self.data.check_state(saved.data_state)
             self.engine.load(saved.params, saved.optimizer)
         else:

@@ -328,6 +328,32 @@ def test_what_fails_in_a_checkpoint_is_told_and_not_what_followed(tmp_path, monk
         tp.launch(plan, np.arange(900) % 64, 1, out=folder, processes=False, progress=False).wait()
 
 
+def test_a_rank_that_resumes_reads_its_own_tensors_one_at_a_time(tmp_path, monkeypatch):
+    """Each read all of the checkpoint: a model that fits its ranks and no single one did not fit when it went on."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16, tie_weights=False)
+    cluster = tp.Cluster(num_devices=2, memory_bytes=1 << 34)
+    plan = tp.plan(model, cluster, batch=2, seq_len=16, costs=tp.CostModel.analytic(model, cluster), planner="uniform",
+                   schedule="1f1b", stages=2)
+    options = {"out": tmp_path / "run", "processes": False, "progress": False, "lr_schedule": "constant"}
+    tp.launch(plan, np.arange(900) % 64, 1, **options).wait()
+    reads, kept, read_tensor = {}, {}, checkpoint.read_tensor
+
+    def noted(path, spec):
+        rank = threading.current_thread().name
+        assert rank not in kept or kept[rank]() is None, f"{rank} keeps what it has loaded"
+        array = read_tensor(path, spec)
+        if "rank" in rank:      # and not who reads all of it first, to see that it is whole
+            reads.setdefault(rank, []).append((str(path), spec.offset, array.nbytes))
+            kept[rank] = weakref.ref(array)
+        return array
+
+    monkeypatch.setattr(checkpoint, "read_tensor", noted)
+    tp.launch(plan, np.arange(900) % 64, 2, resume=True, **options).wait()
+    one, other = reads.values()
+    assert not set(one) & set(other) and sum(size for *_, size in one + other) == 12 * sum(
+        int(np.prod(shape)) for shape in checkpoint.param_shapes(model).values())
+
+
 def test_there_is_no_going_on_without_the_optimizer(tmp_path):
     """Moments of zero as if they had summed up three steps: it trained, and nobody was told."""
     model, plan, folder = prepared(tmp_path, "run")
