@@ -273,17 +273,18 @@ class CheckpointWriter:
 def write_tensors(
     folder: str | os.PathLike[str],
     layout: CheckpointLayout,
-    arrays: Mapping[str, NDArray[np.float32]],
+    arrays: Mapping[str, NDArray[np.float32]] | Iterable[tuple[str, NDArray[np.float32]]],
     sync: bool = True,
 ) -> dict[str, str]:
     """Write one rank's tensors (float32, C-contiguous, row-major) to their places; gives {name: checksum} for `finish`.
 
-    Call it as often as is handy (a tensor at a time keeps copies small); `sync` makes the bytes durable before it returns.
+    arrays: or pairs (name, array), of which each is made when it is asked for, and let go before the next. Call it as often as is
+    handy; `sync` makes the bytes durable before it returns.
     """
     fds: dict[str, int] = {}
     sums = {}
     try:
-        for name, array in arrays.items():
+        for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
             if name not in layout.tensors:
                 raise InvalidValueError(f"{name} is no tensor of this checkpoint")
             file, spec = layout.tensors[name]
@@ -298,6 +299,7 @@ def write_tensors(
             with naming(Path(folder) / file):
                 _pwrite_all(fds[file], data, spec.offset)
             sums[name] = checksum(data)
+            del array, data
         for file, fd in fds.items() if sync else ():
             with naming(Path(folder) / file):
                 os.fdatasync(fd)

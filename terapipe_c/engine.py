@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -179,7 +179,11 @@ class RankEngine:
 
     def export(self, kind: str) -> dict[str, Float32]:
         """Copies by name of "params", "exp_avg", "exp_avg_sq" or "grads"."""
-        return {name: self._core.read(stage, i, STATES[kind]) for stage, i, name in self._own if name in self.names}
+        return dict(self.export_each(kind))
+
+    def export_each(self, kind: str) -> Iterator[tuple[str, Float32]]:
+        """The same as pairs, of which each is copied when it is asked for: a rank that saves them needs memory for one."""
+        return ((name, self._core.read(stage, i, STATES[kind])) for stage, i, name in self._own if name in self.names)
 
     def run(self, tokens: NDArray[np.int32], *, step: int = 1, **options: Any) -> tuple[float, float, bool, int, int]:
         """(mean loss, gradient norm before clipping, whether some rank asked to stop, begin_ns, end_ns); see _core.Engine."""

@@ -58,7 +58,8 @@ class Engine(Protocol):
         """The mean loss of a batch, the same on every rank; nothing is changed."""
 
     def export(self, kind: str) -> dict[str, NDArray[np.float32]]:
-        """Copies by name; kind is "params", "exp_avg" or "exp_avg_sq"."""
+        """Copies by name; kind is "params", "exp_avg" or "exp_avg_sq". Where it has export_each(kind), which gives them as pairs,
+        one by one, that is asked instead."""
 
     def load(self, params: Arrays, moments: Mapping[str, Arrays] | None) -> None:
         """Take what this rank needs out of params (all it holds must be there) and moments {"exp_avg": .., ..}."""
@@ -160,10 +161,7 @@ class _Training:
         try:
             folder = share(self.comm, self._meanwhile(lambda: str(writer.begin(step)) if writer else None))[0]
             layout = CheckpointWriter.plan(self.model)
-            sums: dict[str, str] = {}
-            for kind in ("params", *MOMENTS):
-                named = {name if kind == "params" else f"{kind}.{name}": value for name, value in self.engine.export(kind).items()}
-                sums |= self._meanwhile(partial(write_tensors, folder, layout, named))
+            sums = self._meanwhile(lambda: write_tensors(folder, layout, self._tensors()))
             everyone: dict[str, str] = {}
             for theirs in share(self.comm, sums):
                 everyone |= theirs
@@ -181,6 +179,14 @@ class _Training:
                 self._raise_first()
             raise
         self.comm.barrier()     # who fails in the next step does so after this one was told of
+
+    def _tensors(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """All that this rank saves, by the names of a checkpoint."""
+        each = getattr(self.engine, "export_each", lambda kind: self.engine.export(kind).items())
+        for kind in ("params", *MOMENTS):
+            for name, array in each(kind):
+                yield name if kind == "params" else f"{kind}.{name}", array
+                del array       # before the next one is made
 
     def _meanwhile(self, work: Callable[[], Any]) -> Any:
         """What `work` gives, for which a disk may take longer than a rank may wait for another: a thread does it, and meanwhile the

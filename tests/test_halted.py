@@ -22,7 +22,7 @@ import pytest
 from test_launch import HERE, start
 
 import terapipe_c as tp
-from terapipe_c import AbortedError, checkpoint
+from terapipe_c import AbortedError, checkpoint, engine
 from terapipe_c.progress import Beside, Progress
 
 # Some 1500 events fill a socket; ranks that wait for each other do so many small steps in a second or two.
@@ -352,6 +352,24 @@ def test_a_rank_that_resumes_reads_its_own_tensors_one_at_a_time(tmp_path, monke
     one, other = reads.values()
     assert not set(one) & set(other) and sum(size for *_, size in one + other) == 12 * sum(
         int(np.prod(shape)) for shape in checkpoint.param_shapes(model).values())
+
+
+def test_a_rank_that_writes_a_checkpoint_copies_one_tensor_at_a_time(tmp_path, monkeypatch):
+    """It had two copies of all its parameters: memory that no plan counts, when a run has gone well for an hour."""
+    _, plan, folder = prepared(tmp_path, "run")
+    each, made, alive = engine.RankEngine.export_each, set(), {}
+
+    def noted(self, kind):
+        for name, array in each(self, kind):
+            assert alive.get(id(self), lambda: None)() is None, f"another is kept while {name} of {kind} is made"
+            alive[id(self)] = weakref.ref(array)
+            made.add((kind, name))
+            yield name, array
+            del array
+
+    monkeypatch.setattr(engine.RankEngine, "export_each", noted)
+    tp.launch(plan, np.arange(900) % 64, 1, out=folder, processes=False, progress=False).wait()
+    assert len(made) == 3 * len(tp.load_checkpoint(folder).params)
 
 
 def test_there_is_no_going_on_without_the_optimizer(tmp_path):
