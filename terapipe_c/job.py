@@ -65,7 +65,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
             check_place(folder / CHECKPOINTS)
         if first and folder is not None and folder.is_dir():
             Folder(folder).close()      # before its checkpoints are read, which a run that is under way removes
-        found, before = _resume_from(folder, job, first)
+        found, before = _resume_from(folder, job, first, verify=local_rank is None)
         job.update(found)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
@@ -277,13 +277,13 @@ def _check_devices(job: Mapping[str, Any], rank: int, local_rank: int | None) ->
         place_own(backend, rank, local_rank, devices, needed[rank])
 
 
-def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of the job a checkpoint says, and the state of its data. first: read all of it, and warn of an optimizer that is not
-    the checkpoint's; launch's defaults would change it unseen."""
+def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verify: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of the job a checkpoint says, and the state of its data. first: warn of an optimizer that is not the checkpoint's;
+    launch's defaults would change it unseen. verify: and read all of it, which who meets other ranks does meanwhile."""
     from .checkpoint import OPTIMIZER_FILE, STATE_FILE, read_state, verify_checkpoint
 
     path = find_checkpoint(Path(str(folder)))
-    if first:
+    if first and verify:
         verify_checkpoint(path)
     state = read_state(path / STATE_FILE)
     if OPTIMIZER_FILE not in state["files"]:

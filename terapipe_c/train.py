@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import _core, cuda, mpi
 from .backend import own_gpu
-from .checkpoint import STATE_FILE
+from .checkpoint import STATE_FILE, verify_checkpoint
 from .config import one_of
 from .device_comm import KINDS, kind_of, message_bytes
 from .environment import Place, find_place
@@ -25,7 +25,7 @@ from .launch import launch
 from .outcome import Metrics, Outcome, Record
 from .progress import Beside, Progress
 from .watch import Watch
-from .worker import dataset, failures, run_rank, share
+from .worker import dataset, failures, meanwhile, run_rank, share
 
 if TYPE_CHECKING:
     from .data import Data
@@ -207,6 +207,8 @@ class _Rank:
         job, arrays = make_job(**arguments, rank=self.place.rank, local_rank=self.place.local_rank)
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**_contents(job, arrays), **job})
+        if job["resume_from"]:
+            meanwhile(self.comm, job["timeout_s"], lambda: verify_checkpoint(Path(job["resume_from"])) if first else None)
         memory = share(self.comm, job["predicted_peak_memory_bytes"])     # an instruction set has a workspace of its own
         job["predicted_peak_memory_bytes"] = [theirs[rank] for rank, theirs in enumerate(memory)]
         if self.transport == "mpi":

@@ -34,7 +34,7 @@ from ._threads import Worker, start_all
 
 HYPER = ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas", "eps", "grad_clip")  # what a checkpoint keeps
 GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
-MEET_S = 5.0  # between two meetings of ranks that write a checkpoint
+MEET_S = 5.0  # between two meetings of ranks that wait for a disk
 UNHEARD = 1 << 18  # events of a rank that its launcher may still have to hear: some 100 MB
 CHECKPOINTS = "checkpoints"  # folder of them inside a run folder
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -158,17 +158,18 @@ class _Training:
 
         self.region.set_progress(self.rank, step, WRITING)
         writer = CheckpointWriter(Path(self.job["out"]) / CHECKPOINTS, self.model) if self.rank == 0 else None
+        patience_s = self.job["timeout_s"]
         try:
-            folder = share(self.comm, self._meanwhile(lambda: str(writer.begin(step)) if writer else None))[0]
+            folder = share(self.comm, meanwhile(self.comm, patience_s, lambda: str(writer.begin(step)) if writer else None))[0]
             layout = CheckpointWriter.plan(self.model)
-            sums = self._meanwhile(lambda: write_tensors(folder, layout, self._tensors()))
+            sums = meanwhile(self.comm, patience_s, lambda: write_tensors(folder, layout, self._tensors()))
             everyone: dict[str, str] = {}
             for theirs in share(self.comm, sums):
                 everyone |= theirs
             if writer:
                 hyper = {key: self.job[key] for key in HYPER}
                 finish = partial(writer.finish, everyone, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
-            path = self._meanwhile(finish if writer else lambda: None)
+            path = meanwhile(self.comm, patience_s, finish if writer else lambda: None)
             if writer:
                 self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
         except BaseException as error:
@@ -188,31 +189,6 @@ class _Training:
                 yield name if kind == "params" else f"{kind}.{name}", array
                 del array       # before the next one is made
 
-    def _meanwhile(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives, for which a disk may take longer than a rank may wait for another: a thread does it, and meanwhile the
-        ranks meet again and again: who is lost or stopped is noticed, who writes is not taken for it. All leave together."""
-        results: list[Any] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                results.append(work())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = Worker(run, name=f"the checkpoint of rank {self.rank}")
-        start_all([thread], lambda why: None)
-        try:
-            limit = self.job["timeout_s"]
-            while True:
-                thread.join(min(limit / 4, MEET_S) if limit > 0 else MEET_S)
-                if errors:
-                    raise errors.pop()      # the list and its error would keep each other, and the engine
-                if all(self.comm.allgather(bytes([bool(results)]))):
-                    return results[0]
-        finally:
-            thread.join()       # it reads the engine's memory, and writes in a folder that may have to go
-
     def _raise_first(self) -> None:
         """Raise the error of a rank that failed just before, if there is one; from other machines that news may take a while."""
         limit = time.monotonic() + GRACE_S
@@ -220,6 +196,32 @@ class _Training:
             time.sleep(0.01)
         if self.region.aborted() is not None:
             self.comm.barrier()
+
+
+def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[], Any]) -> Any:
+    """What `work` gives, for which a disk may take longer than a rank may wait for another (patience_s, the same for all; 0: for
+    ever): a thread does it, and meanwhile the ranks meet again and again: who is lost or stopped is noticed, who is at work is not
+    taken for it. All ranks call it, and leave together."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Worker(run, name=f"the disk of {threading.current_thread().name}")
+    start_all([thread], lambda why: None)
+    try:
+        while True:
+            thread.join(min(patience_s / 4, MEET_S) if patience_s > 0 else MEET_S)
+            if errors:
+                raise errors.pop()      # the list and its error would keep each other, and the engine
+            if all(comm.allgather(bytes([bool(results)]))):
+                return results[0]
+    finally:
+        thread.join()       # it reads the engine's memory, and writes in a folder that may have to go
 
 
 def share(comm: _core.Comm, thing: Any) -> list[Any]:

@@ -306,7 +306,7 @@ def test_what_fails_in_a_checkpoint_is_told_and_not_what_followed(tmp_path, monk
     about, gone, followed = threading.Event(), threading.Event(), threading.Event()
 
     def fail_or_follow(folder, *arguments):
-        if threading.current_thread().name.endswith(" of rank 0"):
+        if threading.current_thread().name.endswith(" rank 0"):
             assert about.wait(30)       # a slow one finds no folder, and has nothing to write
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         about.set()

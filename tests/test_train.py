@@ -134,6 +134,13 @@ def test_a_run_is_resumed_by_either(plans, launched, tmp_path):
     results = run(files[2], data, mpich, 2, out=str(out), resume=True)
     assert results[1]["losses"] == [record.loss for record in launched[2]][2:]
     assert "exists already" in run(files[2], data, mpich, 2, out=str(out))[0]["text"]
+    with (out / "latest" / "optimizer.safetensors" if (out / "latest").exists() else
+          out / "checkpoints/latest/optimizer.safetensors").open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(bytes(8))
+    results = run(files[2], data, mpich, 2, out=str(out), resume=True, steps=9)
+    assert "optimizer.safetensors: tensor exp_avg_sq." in results[0]["text"] and "is damaged" in results[0]["text"], results
+    assert "because rank 0 failed first" in results[1]["text"], results
 
 
 def test_the_death_of_a_rank_ends_all_with_its_name(plans):
