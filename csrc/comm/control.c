@@ -304,7 +304,7 @@ hear(tp_control *c, line *l, const frame *head, const unsigned char *payload)
     case FRAME_ABORT: hear_abort(c, head, payload); return;
     default:
         l->left = 1;
-        atomic_store_explicit(&c->region->heard_ns, 0, memory_order_relaxed);
+        atomic_store_explicit(&c->region->unheard_ns, 0, memory_order_relaxed);
         shutdown(l->fd, SHUT_WR);
     }
 }
@@ -321,8 +321,7 @@ read_line(tp_control *c, line *l)
             return;
         }
         l->got += (size_t)got;
-        if (c->comm->rank != 0)
-            atomic_store_explicit(&c->region->heard_ns, tp_clock_ns(), memory_order_relaxed);
+        atomic_store_explicit(&c->region->unheard_ns, 0, memory_order_relaxed);
         size_t at = 0;
         frame head;
         while (l->got - at >= sizeof head) {
@@ -338,6 +337,17 @@ read_line(tp_control *c, line *l)
         }
         memmove(l->in, l->in + at, l->got -= at);
     }
+}
+
+/* Count for how long rank 0 says nothing, before a look at what has come: this rank's own time, of which there is none while it is
+ * stopped itself. */
+static void
+count_silence(tp_control *c, int64_t *looked)
+{
+    int64_t now = tp_clock_ns(), past = now - *looked, most = 2 * TICK_NS;
+    *looked = now;
+    if (c->comm->rank != 0 && !c->line[0].left)
+        atomic_fetch_add_explicit(&c->region->unheard_ns, past < most ? past : most, memory_order_relaxed);
 }
 
 static void
@@ -364,7 +374,7 @@ listen_on(void *argument)
 {
     tp_control *c = argument;
     struct pollfd *fds = calloc((size_t)c->lines + 1, sizeof *fds);
-    int64_t last = 0, until = INT64_MAX;
+    int64_t last = 0, looked = tp_clock_ns(), until = INT64_MAX;
     int over = fds == NULL;
     pthread_mutex_lock(&c->lock);
     for (int ticks = 0; !over;) {
@@ -377,6 +387,7 @@ listen_on(void *argument)
         uint64_t unused;
         if (fds[0].revents && read(c->stir, &unused, sizeof unused) < 0) { /* nothing to do */
         }
+        count_silence(c, &looked);
         for (int i = 0; i < c->lines; i++)
             if (fds[i + 1].revents)
                 read_line(c, &c->line[i]);
@@ -464,6 +475,7 @@ tp_control_open(const tp_comm *comm, const int *fds, size_t max_gather_bytes, in
     c->region = region;
     c->silent_ns = silent_ns;
     c->pace = 1 + (comm->ranks - 1) / PACE_RANKS;
+    region->unheard_ns = 0;
     region->silent_ns = SILENT_NS * c->pace;
     c->max_bytes = max_gather_bytes;
     c->slot_bytes = sizeof(uint64_t) + ((max_gather_bytes + 7) & ~(size_t)7);

@@ -49,8 +49,8 @@ struct tp_region {
     _Atomic int32_t told; /* the descriptor that hears of it, + 1 */
     char text[512];
     alignas(TP_LINE) _Atomic uint64_t arrived; /* entries into all-gathers, of all ranks, ever */
-    _Atomic int64_t heard_ns; /* over TCP: when rank 0 was last heard, by which the ranks hear of each other; 0: as they are */
-    int64_t silent_ns;        /* it is heard more often than that */
+    _Atomic int64_t unheard_ns; /* over TCP: for how long rank 0, by which the ranks hear of each other, was listened to in vain */
+    int64_t silent_ns;          /* it is heard more often than that */
 };
 
 static inline tp_region_rank *

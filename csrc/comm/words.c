@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "csrc/base/clock.h"
-
 tp_status
 tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
 {
@@ -153,17 +151,17 @@ awaited_by(const tp_region *region, int rank)
 
 /* For how long rank 0 has told nothing of the others, who may long have gone on, or wait for it. Seconds; 0: they are as they seem. */
 static double
-silence(const tp_comm *comm, const tp_region *region)
+silence(const tp_region *region)
 {
-    int64_t heard = atomic_load_explicit(&region->heard_ns, memory_order_relaxed), silent = tp_clock_ns() - heard;
-    return comm->rank > 0 && heard != 0 && silent > region->silent_ns ? (double)silent * 1e-9 : 0.0;
+    int64_t silent = atomic_load_explicit(&region->unheard_ns, memory_order_relaxed);
+    return silent > region->silent_ns ? (double)silent * 1e-9 : 0.0;
 }
 
 void
 tp_comm_say_who_holds_up(const tp_comm *comm, const tp_region *region, int peer, char text[TP_HELD_TEXT])
 {
     char doing[TP_DOING_TEXT];
-    double silent = silence(comm, region);
+    double silent = silence(region);
     if (silent > 0.0) {
         tp_region_doing(region, 0, doing);
         snprintf(text, TP_HELD_TEXT, "; rank 0, by which the ranks hear of each other, has said nothing for %.3g s, and was last heard %s",
@@ -171,7 +169,7 @@ tp_comm_say_who_holds_up(const tp_comm *comm, const tp_region *region, int peer,
         return;
     }
     int last = peer, next = awaited_by(region, peer); /* each is read once: it may change meanwhile */
-    for (int i = 0; i < comm->ranks && next >= 0; i++) {
+    for (int i = 0; i < comm->ranks && next >= 0 && next != comm->rank; i++) { /* of a device's wait this one's region has no word */
         last = next;
         next = awaited_by(region, last);
     }

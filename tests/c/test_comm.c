@@ -15,6 +15,7 @@
 #endif
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +210,60 @@ a_writer_that_goes_back_has_written_nothing_yet(void)
     free(into);
     from->ops->close(from);
     to->ops->close(to);
+    tp_shm_detach(memory, bytes);
+}
+
+/* Nor does a device's wait, of which its region has no word, lead on to the very rank that waits: its peer's host may be ahead. */
+static void
+nobody_is_told_of_itself(void)
+{
+    const tp_region_shape shape = {3, (const uint8_t[9]){0}, 0, 64, NULL};
+    char text[TP_HELD_TEXT];
+    void *memory;
+    tp_region *region;
+    tp_comm *comm;
+    size_t bytes;
+    MUST(tp_region_bytes(&shape, &bytes) == TP_OK && tp_local_create(bytes, &memory) == TP_OK);
+    MUST(tp_region_create(memory, bytes, &shape, &region) == TP_OK);
+    MUST(tp_comm_open_region(region, 0, "thread", 0, &comm) == TP_OK);
+    tp_region_rank_at(region, 1)->rounds = tp_region_rank_at(region, 2)->rounds = 1;
+    tp_region_await(region, 1, -1);
+    tp_comm_say_who_holds_up(comm, region, 1, text);
+    MUST(strcmp(text, "; rank 1 is before its first instruction") == 0);
+    tp_region_rank_at(region, 2)->rounds = 0;
+    tp_region_await(region, 1, 2);
+    tp_comm_say_who_holds_up(comm, region, 1, text);
+    MUST(strstr(text, ", and in the end waits for rank 2, which is before") != NULL);
+    comm->ops->close(comm);
+    tp_shm_detach(memory, bytes);
+}
+
+/* Who was stopped itself has not listened meanwhile: that it has heard nothing of rank 0 is not for that one's silence. */
+static void
+one_that_was_stopped_blames_not_rank_0(int port)
+{
+    enum { LONGEST = 500000000 };
+    tp_region *region;
+    void *memory;
+    char text[TP_HELD_TEXT];
+    int status;
+    size_t bytes = make_region(0, 0, 0, NULL, &memory, &region);
+    pid_t pid = fork();
+    MUST(pid >= 0);
+    const rank_job job = {region, pid == 0, CASES, port, "tcp"};
+    tp_comm *comm = open_comm(&job, 2);
+    if (pid == 0) {
+        region->silent_ns = LONGEST;
+        while (region->unheard_ns == 0 || region->unheard_ns > LONGEST / 5)
+            tp_clock_sleep_until(tp_clock_ns() + 1000000);
+        raise(SIGSTOP);
+        tp_comm_say_who_holds_up(comm, region, 0, text);
+        _exit(strcmp(text, "; rank 0 is before its first instruction") != 0);
+    }
+    MUST(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+    tp_clock_sleep_until(tp_clock_ns() + LONGEST + LONGEST / 5);
+    MUST(kill(pid, SIGCONT) == 0 && waitpid(pid, &status, 0) == pid && status == 0);
+    comm->ops->close(comm);
     tp_shm_detach(memory, bytes);
 }
 
@@ -430,7 +485,10 @@ main(int count, char **words)
         words_of_a_slow_one_are_waited_for();
         words_that_never_come_are_waited_for_once();
         a_writer_that_goes_back_has_written_nothing_yet();
+        nobody_is_told_of_itself();
     }
+    if (wanted(only, "tcp"))
+        one_that_was_stopped_blames_not_rank_0(port);
     for (int number = 0; number < CASES; number++) {
         if (wanted(only, "thread"))
             run_threads(number);
