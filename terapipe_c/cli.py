@@ -435,7 +435,8 @@ def _resume(args: argparse.Namespace) -> int:
         raise ValueError(f"{folder} has no plan.json: a run's folder (its --out), or --plan too, would be right")
     plan = tp.Plan.load(args.plan or str(folder / "plan.json"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of options that are not the checkpoint's: only flags change them here
+        for told in ("resumed with", "steps is"):   # of what is not the checkpoint's: only flags change it here
+            warnings.filterwarnings("ignore", told, UserWarning)
         run = tp.launch(plan, data=data, steps=args.steps, out=str(folder), resume=True, progress=_bar(args), **options)
     return _follow(args, run)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import inspect
 import json
 import math
 import os
@@ -264,8 +265,16 @@ def _warn_of_waits(plan: Any, job: Mapping[str, Any]) -> None:
         until, begun = np.append(0.0, np.maximum.accumulate(own["end_s"])), np.append(own["start_s"], line.makespan_s)
         longest = max(longest, float((begun - until).max()))
     if longest > job["timeout_s"]:
-        warnings.warn(f"timeout_s is {job['timeout_s']:g}, and by its costs this plan lets a rank wait {longest:.4g} s for the "
-                      "others: more than that, or 0, would be right", UserWarning, stacklevel=4)
+        _warn(f"timeout_s is {job['timeout_s']:g}, and by its costs this plan lets a rank wait {longest:.4g} s for the others: "
+              "more than that, or 0, would be right")
+
+
+def _warn(text: str) -> None:
+    """At the line that called the package: `train` is more calls away from here than `launch`."""
+    level, frame = 2, inspect.currentframe()
+    while (frame := frame and frame.f_back) and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        level += 1
+    warnings.warn(text, UserWarning, stacklevel=level)
 
 
 def _check_devices(job: Mapping[str, Any], rank: int, local_rank: int | None) -> None:
@@ -295,10 +304,10 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verif
     changed = [f"{name} = {_beside(value, was[name])} (the checkpoint's is {_beside(was[name], value)})"
                for name, value in now.items() if value != was[name]]
     if changed and first:
-        warnings.warn(f"resumed with {', '.join(changed)}", UserWarning, stacklevel=4)
+        _warn(f"resumed with {', '.join(changed)}")
     if first and job["steps"] < state["step"]:
-        warnings.warn(f"steps is {job['steps']} and the checkpoint has done {state['step']}: nothing is left to do; the number of "
-                      "all steps together would be right", UserWarning, stacklevel=4)
+        _warn(f"steps is {job['steps']} and the checkpoint has done {state['step']}: nothing is left to do; the number of all "
+              "steps together would be right")
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
 
 

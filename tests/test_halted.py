@@ -23,6 +23,7 @@ from test_launch import HERE, start
 
 import terapipe_c as tp
 from terapipe_c import AbortedError, checkpoint, engine
+from terapipe_c.cli import main
 from terapipe_c.progress import Beside, Progress
 
 # Some 1500 events fill a socket; ranks that wait for each other do so many small steps in a second or two.
@@ -109,8 +110,12 @@ def test_a_plan_whose_ranks_wait_beyond_the_deadline_is_warned_of(tmp_path):
     rank, op = rows["rank"] == 0, rows["op"]
     longest = rows["start_s"][rank & (op > 0)].min() - rows["end_s"][rank & (op == 0)].max()     # behind its last forward
     assert 500 < longest < plan.step_time_s / 2
-    with pytest.warns(UserWarning, match=f"timeout_s is 500, and by its costs this plan lets a rank wait {longest:.4g} s for"):
-        tp.launch(plan, tmp_path / "text", 0, timeout_s=500, processes=False).wait(60)
+    words = f"timeout_s is 500, and by its costs this plan lets a rank wait {longest:.4g} s for"
+    with pytest.warns(UserWarning, match=words) as told:
+        tp.launch(plan, tmp_path / "text", 1, timeout_s=500, processes=False, out=tmp_path / "run").wait(60)
+    assert told[0].filename == __file__
+    with pytest.warns(UserWarning, match=f"timeout_s is {longest - 1:g}, and by its costs"):     # but not of other steps
+        assert main(["resume", str(tmp_path / "run"), "--steps", "1", "--timeout-s", str(longest - 1), "--quiet"]) == 0
     for enough in (longest + 1, 0):
         with warnings.catch_warnings():
             warnings.simplefilter("error")

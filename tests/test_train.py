@@ -432,6 +432,16 @@ def test_a_rank_that_closes_outlives_the_word_of_anothers_death(plans, monkeypat
     assert heard == [signal.SIG_IGN] and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
+def test_what_a_rank_is_warned_of_is_of_the_line_that_trains(monkeypatch, plans, tmp_path):
+    arguments = tp.Plan.load(plans[1][1]), plans[2]
+    for name, value in torchrun(0, 1, free_port()).items():
+        monkeypatch.setenv(name, str(value))
+    tp.train(*arguments, 1, out=tmp_path / "a", progress=False)
+    with pytest.warns(UserWarning, match="resumed with lr = 0.001") as told:
+        tp.train(*arguments, 2, out=tmp_path / "a", progress=False, resume=True, lr=1e-3)
+    assert told[0].filename == __file__
+
+
 # ---- the environment --------------------------------------------------------------------------------------------------
 
 
