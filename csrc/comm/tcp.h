@@ -27,10 +27,10 @@ typedef struct {
 } tp_tcp_config;
 
 /* Meet all ranks and connect. region: of this process alone, of so many ranks, without rings; it outlives the communicator,
- * which keeps the other ranks' progress in it (some 0.2 s old, with each 64 ranks more as much older) and brings every rank's abort into it and this one's to all.
- * EVALUE: config, or world size, version or plan that differ between ranks (on every rank, naming the odd one). EIO: no such
- * host, port in use. ETIMEOUT: names who did not come. ECONNECTION: a rank left during the meeting. EABORTED: the region's
- * abort, which ends the meeting too. */
+ * which keeps the other ranks' progress in it (some 0.2 s old, with each 64 ranks more as much older) and brings every rank's
+ * abort into it and this one's to all. EVALUE: config, or world size, version or plan that differ between ranks (on every rank,
+ * naming the odd one). EIO: no such host, port in use. ETIMEOUT: names who did not come. ECONNECTION: a rank left during the
+ * meeting. EABORTED: the region's abort, which ends the meeting too. */
 TP_MUST_USE tp_status
 tp_comm_open_tcp(const tp_tcp_config *config, tp_region *region, tp_comm **out);
 
