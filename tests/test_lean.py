@@ -176,6 +176,20 @@ def test_pairs_of_stages_are_the_fastest_of_all_that_fit():
     assert best > 5 and faster
 
 
+def test_pairs_of_stages_are_looked_for_where_even_ones_lead_to_none_that_fit():
+    """Nothing was known to be less than, and none of that many seconds is no number: every pair was left out, and a step a fifth
+    longer was all there was."""
+    model, slicing = tp.GPTConfig(n_layer=4, n_head=2, n_embd=8, vocab_size=20, block_size=32), ((1, (32,)),) * 6
+    judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), 3, 2, None)
+    program = judge.lowered(judge.judge("interleaved", tuple(even_partition(model, 6)), slicing, 0))
+    seconds = np.array([6.0, 8, 6, 3, 3, 7, 3, 5, 2, 8])
+    limit = min(max(rank_memory(model, cut, slicing, program)) for cut in cuts(10, 6))
+    pairs = cut_stages(model, slicing, program, limit, seconds, by_pairs=True)
+    assert pairs is not None and max(rank_memory(model, tuple(pairs), slicing, program)) <= limit
+    each = np.array([seconds[a:e].sum() for a, e in pairs])
+    assert (each[:3] + each[3:]).max() + each.max() * 2 / 6 < 24                # any other search's: 28.7
+
+
 @pytest.mark.parametrize("name, chunks, width", [("interleaved", 3, 1 << 20), ("hanayo", 4, 1 << 20), ("interleaved", 3, 1 << 23)])
 def test_stages_of_a_petabyte_are_cut_like_others(name, chunks, width):
     """Bytes of ranks are added up weighted: of 560 TB and more 64 bits were not enough, and what was read lay beyond a table."""

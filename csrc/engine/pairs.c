@@ -205,7 +205,7 @@ is_too_much(const pairer *x)
 static int
 may_be_faster(const pairer *x, int pair, int left, int right, int middle)
 {
-    if (x->pace == NULL)
+    if (x->pace == NULL || x->less == INFINITY) /* of which no stages are no share: 0 x INFINITY is NaN */
         return 1;
     double stage_s = x->less / (1.0 + x->pace->waits), pair_s = x->meet ? x->less / (1.0 + 0.5 * x->pace->waits) : 2.0 * stage_s;
     double left_s = x->turns ? seconds_of(x, left, right) : seconds_of(x, left, middle) + seconds_of(x, right, x->blocks);
