@@ -6,6 +6,8 @@ import inspect
 import itertools
 import pickle
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -415,3 +417,29 @@ def test_answers_are_values(name, ask) -> None:
     field = {"autopipe_slicer": "split", "slice_uneven": "stages", "max_batch": "batch", "StageMemory": "limit_bytes"}.get(name)
     field = field or next(f.name for f in dataclasses.fields(answer) if f.name in ("step_time_s", "latency_s", "time_per_sample_s"))
     assert dataclasses.replace(answer, **{field: 77}) != answer and answer != 77
+
+
+def test_a_table_of_more_than_two_thousand_million_cells_is_refused_and_not_written_beyond() -> None:
+    """A million blocks on 4096 devices: the cells were counted in 32 bits, and few were taken."""
+    code = """if True:
+        import resource, numpy as np, terapipe_c as tp
+        resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+        ones = np.ones(1048320)
+        for planner in (tp.planners.pipedream, tp.planners.dapple):
+            try:
+                planner(ones, ones, 4096, 8)
+            except tp.OutOfMemoryError as error:
+                assert "refused 34359769280 bytes" in str(error), error
+            else:
+                raise AssertionError
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_flushes_that_take_longer_together_than_any_number_says_are_refused() -> None:
+    """Each is finite, so that each has a plan; of their sum, which is not, none was chosen, and it was written for ever."""
+    table = np.full((3, 3, 3), 1e300)
+    for flush in (1, 2):
+        with pytest.raises(tp.InvalidValueError, match="every slicing takes more than 1.79769e"):
+            planners.slice_batch_and_tokens(table, 10, 10**8, max_in_flight=flush)
+    assert planners.slice_batch_and_tokens(table, 10, 10**7, max_in_flight=1).latency_s == pytest.approx(1e308)

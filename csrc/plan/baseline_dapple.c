@@ -86,8 +86,8 @@ typedef struct {
 
 typedef struct {
     const tp_chain_sums *sums;
-    int devices, stride, straight;
-    int sifts;
+    int devices, straight, sifts;
+    int64_t stride;
     sieve sieve;
     double *best;            /* [blocks + 1][devices + 1] of (blocks in front, devices of them); INFINITY: none */
     uint8_t *whole;          /* the rest of the blocks, as one stage, fits too */
@@ -123,7 +123,7 @@ depth_of(const dapple *p, int j, int m)
 {
     int depth = p->straight ? m : 0;
     while (j > 0 && !p->straight) {
-        int at = j * p->stride + m;
+        int64_t at = j * p->stride + m;
         j = p->from_j[at];
         m = p->from_m[at];
         depth++;
@@ -150,7 +150,8 @@ evaluate(dapple *p, int i, int m0, int j, int m, uint8_t *whole)
     if (!fits(p, i, j, m, last, rest))
         return INFINITY;
     for (int at = last - 1; at >= 0 && !p->sifts; at--) { /* what sifts has them there, and they fit as they did before */
-        int cell = end * p->stride + devices, first = p->from_j[cell], before = p->from_m[cell];
+        int64_t cell = end * p->stride + devices;
+        int first = p->from_j[cell], before = p->from_m[cell];
         put_stage(p, at, first, end, devices - before);
         if (!fits(p, first, end, devices - before, at, p->stages - 1 - at))
             return INFINITY;
@@ -219,7 +220,8 @@ make_sieve(dapple *p, int i, int m0)
     f->count = f->records = 0;
     f->doubt = 4e-16 * (2 * p->devices + 16);
     for (int at = depth - 1, end = i, devices = m0; at >= 0; at--) {
-        int cell = end * p->stride + devices, first = p->from_j[cell];
+        int64_t cell = end * p->stride + devices;
+        int first = p->from_j[cell];
         put_stage(p, at, first, end, 1);
         devices = p->from_m[cell];
         end = first;
@@ -288,18 +290,18 @@ open_sieve(tp_arena *arena, int parts, sieve *f)
 
 /* Latency of cell `to` as its prefix has it, to the last bit; the sieve stays, what it is made of is another's. */
 static double
-exactly(dapple *p, int to)
+exactly(dapple *p, int64_t to)
 {
     uint8_t whole;
     int sifts = p->sifts;
     p->sifts = 0;
-    double latency = evaluate(p, p->from_j[to], p->from_m[to], to / p->stride, to % p->stride - p->from_m[to], &whole);
+    double latency = evaluate(p, p->from_j[to], p->from_m[to], (int)(to / p->stride), (int)(to % p->stride) - p->from_m[to], &whole);
     p->sifts = sifts;
     return latency;
 }
 
 static void
-take(dapple *p, int to, double latency, int whole, int i, int m0)
+take(dapple *p, int64_t to, double latency, int whole, int i, int m0)
 {
     p->best[to] = latency;
     p->whole[to] = (uint8_t)whole;
@@ -310,11 +312,11 @@ take(dapple *p, int to, double latency, int whole, int i, int m0)
 /* Is [i, j) behind its prefix better than the cell has? What p->best has of a cell is about its latency; where that does not
  * tell, both are computed. */
 static int
-is_better(dapple *p, int i, int m0, int to, double *latency)
+is_better(dapple *p, int i, int m0, int64_t to, double *latency)
 {
     uint8_t whole;
     double doubt = 1e-13 + 2.0 * p->sieve.doubt, other = p->best[to] * (1.0 - 1e-12);
-    *latency = about(p, i, to / p->stride);
+    *latency = about(p, i, (int)(to / p->stride));
     if (*latency * (1.0 - doubt) >= other && *latency > 0.0)
         return 0;
     if (*latency * (1.0 + doubt) < other && *latency > 0.0)
@@ -322,7 +324,7 @@ is_better(dapple *p, int i, int m0, int to, double *latency)
     if (p->best[to] < INFINITY)
         p->best[to] = exactly(p, to);
     make_sieve(p, i, m0);
-    *latency = evaluate(p, i, m0, to / p->stride, 1, &whole);
+    *latency = evaluate(p, i, m0, (int)(to / p->stride), 1, &whole);
     return tp_chain_is_less(*latency, p->best[to]);
 }
 
@@ -333,7 +335,7 @@ sift(dapple *p, int i, int m0)
     TP_TRY(tp_deadline_check("dapple"));
     make_sieve(p, i, m0);
     for (int j = i + 1; j <= n; j++) {
-        int to = j * p->stride + m0 + 1;
+        int64_t to = j * p->stride + m0 + 1;
         double latency;
         p->steps++;
         if ((j < n ? left < 1 : left > 0) || !fits(p, i, j, 1, m0, j < n))
@@ -354,7 +356,7 @@ extend(dapple *p, int i, int m0)
     for (int j = i + 1; j <= n; j++) {
         TP_TRY(tp_deadline_check("dapple"));
         for (int m = 1; m <= (p->straight ? 1 : p->devices - m0); m++) {
-            int to = j * p->stride + m0 + m;
+            int64_t to = j * p->stride + m0 + m;
             uint8_t whole;
             p->steps++;
             double latency = evaluate(p, i, m0, j, m, &whole);
@@ -376,7 +378,7 @@ write_plan(dapple *p, int j, int m, tp_chain_plan *plan)
         plan->boundary[plan->stages - 1] = j;
     }
     for (int k = plan->stages - 1 - rest; k >= 0; k--) {
-        int at = j * p->stride + m;
+        int64_t at = j * p->stride + m;
         plan->replica[k] = m - p->from_m[at];
         plan->boundary[k] = p->from_j[at];
         j = p->from_j[at];
@@ -390,7 +392,7 @@ write_plan(dapple *p, int j, int m, tp_chain_plan *plan)
 
 /* Straight, the rest of the blocks is a stage of one device. */
 static int
-is_finished(const dapple *p, int cell)
+is_finished(const dapple *p, int64_t cell)
 {
     return !p->straight || p->devices - cell % p->stride == (cell / p->stride < p->sums->chain->blocks);
 }
@@ -400,7 +402,8 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
 {
     const dapple *given = options;
     dapple p = {.sums = s, .devices = given->devices, .stride = given->devices + 1, .straight = given->straight};
-    int n = s->chain->blocks, cells = (n + 1) * p.stride, best = -1;
+    int n = s->chain->blocks;
+    int64_t cells = (n + 1) * p.stride, best = -1;
     p.sifts = p.straight && !(s->params[n] > 0.0);
     (void)stages;
     TP_ARENA_TAKE(arena, cells, p.best);
@@ -411,7 +414,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     TP_ARENA_TAKE(arena, n + 1, p.backward);
     TP_ARENA_TAKE(arena, n + 1, p.exchange);
     TP_TRY(open_sieve(arena, 2 * n, &p.sieve));
-    for (int at = 0; at < cells; at++)
+    for (int64_t at = 0; at < cells; at++)
         p.best[at] = INFINITY;
     p.best[0] = 0.0;
     for (int i = 0; i < n; i++)
@@ -419,7 +422,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
             if (p.best[i * p.stride + m] < INFINITY && (i > 0) == (m > 0))
                 TP_TRY(extend(&p, i, m));
     p.best[0] = INFINITY;
-    for (int at = 0; at < cells; at++) {
+    for (int64_t at = 0; at < cells; at++) {
         if (!p.whole[at] || !(p.best[at] < INFINITY) || !is_finished(&p, at))
             continue;
         if (p.sifts)
@@ -434,7 +437,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
             even--;
         return tp_chain_infeasible(s, even, 0, p.devices / even);
     }
-    write_plan(&p, best / p.stride, best % p.stride, plan);
+    write_plan(&p, (int)(best / p.stride), (int)(best % p.stride), plan);
     return TP_OK;
 }
 

@@ -39,7 +39,7 @@ stage_s(const dream *p, int i, int j, int m, int before)
 static tp_status
 fill_cell(dream *p, int j, int m)
 {
-    int at = j * (p->devices + 1) + m;
+    int64_t stride = p->devices + 1, at = j * stride + m;
     double message = 2.0 * p->sums->chain->comm_s;
     p->best[at] = p->straight && m > 1 ? INFINITY : stage_s(p, 0, j, m, 0);
     p->cut[at] = 0;
@@ -47,7 +47,7 @@ fill_cell(dream *p, int j, int m)
     for (int i = 1; i < j; i++) {
         TP_TRY(tp_deadline_check_after(&p->asked, p->straight ? 4 : 4 * (int64_t)m));
         for (int last = 1; last < m && !(p->straight && last > 1); last++) {
-            double value = fmax(p->best[i * (p->devices + 1) + m - last], message);
+            double value = fmax(p->best[i * stride + m - last], message);
             p->steps++;
             if (!tp_chain_is_less(value, p->best[at]))
                 continue;
@@ -67,7 +67,8 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
 {
     const dream *given = options;
     dream p = {.sums = s, .devices = given->devices, .straight = given->straight};
-    int n = s->chain->blocks, cells = (n + 1) * (p.devices + 1), count = 0;
+    int n = s->chain->blocks, count = 0;
+    int64_t stride = p.devices + 1, cells = (n + 1) * stride;
     (void)stages;
     TP_ARENA_TAKE(arena, cells, p.best);
     TP_ARENA_TAKE(arena, cells, p.cut);
@@ -82,7 +83,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     if (!(plan->objective_s < INFINITY))
         return tp_chain_infeasible(s, p.devices < n ? p.devices : n, 0, 1);
     for (int j = n, m = p.devices; j > 0; count++) { /* backwards, then turned round */
-        int at = j * (p.devices + 1) + m;
+        int64_t at = j * stride + m;
         plan->boundary[count] = j;
         plan->replica[count] = p.used[at];
         m -= p.used[at];

@@ -2,6 +2,7 @@
  * latencies do add up: H(q) = min over b <= flush of H(q - b) + T(b), T(b) the best of b sequences through one pipeline. */
 #include "csrc/plan/plan.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,6 +86,8 @@ solve(const tp_slice_cost *cost, int batch, int flush, const tp_slice_options *o
 {
     TP_TRY(plan_sizes(cost, flush, options, start, f));
     fill(batch, flush, f);
+    if (!isfinite(f->fill[batch])) /* each flush is finite, all together need not be; and then none was chosen */
+        return tp_fail(TP_EVALUE, "every slicing takes more than %g s on %d stages: smaller costs are needed", DBL_MAX, options->stages);
     TP_TRY(tp_slice_plan_open(batch, (int64_t)batch * cost->units, out));
     take(batch, flush, f, out, flush_of, flushes);
     return TP_OK;
