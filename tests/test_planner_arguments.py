@@ -443,3 +443,37 @@ def test_flushes_that_take_longer_together_than_any_number_says_are_refused() ->
         with pytest.raises(tp.InvalidValueError, match="every slicing takes more than 1.79769e"):
             planners.slice_batch_and_tokens(table, 10, 10**8, max_in_flight=flush)
     assert planners.slice_batch_and_tokens(table, 10, 10**7, max_in_flight=1).latency_s == pytest.approx(1e308)
+
+
+def test_what_replicas_hold_and_exchange_is_in_the_bytes_and_the_step() -> None:
+    two, memory = np.ones(2), {"limit_bytes": 1e3, "activation_bytes": np.array([5.0, 7.0])}
+    for planner in (planners.pipedream, planners.dapple):
+        alone = planner([1.0], [2.0], 3, 6, param_bytes=[6.0], bandwidth_Bps=2.0)
+        assert alone.replicas == [3] and alone.step_time_s == pytest.approx(6 + 4)       # 2 (r - 1) / r of 6 bytes, 2 a second
+    turns = planners.pipedream([2.0, 1.0], [4.0, 2.0], 3, 8, memory=memory, param_bytes=[0.0, 100.0], bandwidth_Bps=1.0)
+    assert turns.replicas == [2, 1] and turns.peak_memory_bytes.tolist() == [10.0, 7.0]  # three in turn on two: one has two
+    memory |= {"limit_bytes": 2.0, "activation_bytes": np.array([1.0, 2.0])}             # to the byte
+    fits = planners.dapple(two, two, 2, 4, memory=memory, param_bytes=100 * two, bandwidth_Bps=1.0)
+    assert fits.replicas == [1, 1] and fits.peak_memory_bytes.tolist() == [2.0, 2.0]
+
+
+def test_dapple_names_what_stages_of_equal_replicas_need() -> None:
+    three = np.ones(3)
+    memory = {"limit_bytes": 4.5, "static_bytes": 2 * three, "activation_bytes": np.array([4.0, 0.0, 0.0])}
+    with pytest.raises(tp.InfeasibleError, match="the one of 2 stages that needs least has 6 bytes on stage 0"):
+        planners.dapple(three, three, 4, 4, memory=memory)
+    assert max(planners.dapple(three, three, 4, 4, memory=memory | {"limit_bytes": 6.0}).peak_memory_bytes) <= 6
+
+
+def test_few_micro_batches_take_what_the_bound_says() -> None:
+    """Of a stage all whose forwards come before its first backward none is left for later, not fewer than none."""
+    for micros in (1, 2, 3):
+        plan = planners.uniform([3.0, 1.0, 1.0, 1.0], [3.0, 1.0, 1.0, 1.0], 4, micros, 0.5)
+        assert plan.lower_bound_s == pytest.approx(12 + 6 * 0.5 + (micros - 1) * 3)
+
+
+def test_vpipe_swaps_no_more_than_its_micro_batches_need() -> None:
+    memory = {"limit_bytes": 6.0, "activation_bytes": np.array([3.0, 3.0, 0.0])}
+    plan = planners.vpipe([1.0, 1.0, 2.0], [1.0, 1.0, 2.0], 2, 2, memory=memory, swap_bandwidth_Bps=2.0)
+    assert plan.boundaries == [0, 2, 3] and plan.swap.tolist() == [True, False, False]
+    assert plan.peak_memory_bytes.tolist() == [6.0, 0.0]
