@@ -477,3 +477,17 @@ def test_vpipe_swaps_no_more_than_its_micro_batches_need() -> None:
     plan = planners.vpipe([1.0, 1.0, 2.0], [1.0, 1.0, 2.0], 2, 2, memory=memory, swap_bandwidth_Bps=2.0)
     assert plan.boundaries == [0, 2, 3] and plan.swap.tolist() == [True, False, False]
     assert plan.peak_memory_bytes.tolist() == [6.0, 0.0]
+
+
+def test_flushes_are_told_by_the_largest_slice_and_bound_by_what_is_proven() -> None:
+    rng = np.random.default_rng(2)
+    table = np.cumsum(rng.uniform(0.5, 1.0, (4, 41, 41)), axis=1)
+    table += rng.uniform(0.5, 4, 4)[:, None, None]
+    plan = planners.slice_batch_and_tokens(table, 3, 4, max_in_flight=2)
+    starts = [np.cumsum([0, *lengths[:-1]]) for _, lengths in plan.slicing]
+    largest = [max(table[b, n, c] for n, c in zip(lengths, at, strict=True))
+               for (b, lengths), at in zip(plan.slicing, starts, strict=True)]
+    assert plan.flushes == [1, 2] and plan.max_s == pytest.approx(max(largest)) and largest[0] > largest[1]
+    hurried = planners.slice_batch_and_tokens(table, 3, 4, max_in_flight=2, time_limit_s=1e-9)
+    assert not hurried.optimal and hurried.lower_bound_s <= plan.latency_s <= hurried.latency_s
+    assert hurried.lower_bound_s < hurried.latency_s * (1 - 1e-6)
