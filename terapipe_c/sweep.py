@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -142,12 +143,13 @@ class Sweep:
         content = self.path.read_bytes()
         if content and not content.endswith(b"\n"):
             keep = content.rfind(b"\n") + 1
-            try:
+            try:                # nothing is written anew: where that failed, or was killed, all rows would be lost
                 loads(content[keep:])
-                content += b"\n"
             except ValueError:
-                content = content[:keep]
-            self.path.write_bytes(content)
+                os.truncate(self.path, keep)
+            else:
+                with self.path.open("ab") as file:
+                    file.write(b"\n")
 
 
 def begun(folder: Path, steps: int) -> bool:

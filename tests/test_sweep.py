@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -106,6 +107,25 @@ def test_rows_of_a_sweep_are_read_once_to_tell_whether_all_failed(tmp_path):
         sweep.run()
         reads.clear()
         assert (sweep.all_failed(), reads) == (failed, [1])
+
+
+@pytest.mark.parametrize("torn", ['{"trial": {"a": 1', '{"trial": {"a": 1}, "key": "k", "status": "done"}'])
+def test_a_full_disk_costs_no_row_of_before(tmp_path, torn):
+    """It left half a line, or one without its end; which is mended where it may be full still."""
+    path, rows = tmp_path / "s.jsonl", ""
+    Sweep(path, {"a": [0]}, {}, lambda point: {}).run()
+    rows = path.read_text()
+    path.write_text(rows + torn)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))     # Python ignores the signal, so that a write fails
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            Sweep(path, {"a": [1]}, {}, lambda point: {}).run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text().startswith(rows)
+    assert Sweep(path, {"a": [0, 1]}, {}, lambda point: {}).run() == {"done": 1, "failed": 0, "skipped": 1}
+    assert path.read_text().startswith(rows) and len(path.read_text().splitlines()) == 2 + (torn[-1] == "}")
 
 
 def test_what_is_left_of_a_trial_is_not_lost(tmp_path):
