@@ -523,6 +523,32 @@ def test_no_mutated_header_gets_past_or_raises_anything_but_a_clear_error(tmp_pa
     assert refused > 2000
 
 
+def test_what_the_system_writes_or_reads_in_pieces_is_whole(tmp_path, monkeypatch):
+    """Linux moves 2 GB a call at most, and less where a disk is remote."""
+    params, at_once, opened = float_params(MODEL), os.pwrite, open
+
+    class Slow:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def seek(self, at):
+            self.file.seek(at)
+
+        def readinto(self, view):
+            return self.file.readinto(view[:9])
+
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: at_once(fd, data[:70], at))
+    monkeypatch.setattr(tp.tensorfile, "open", lambda *args, **how: Slow(opened(*args, **how)), raising=False)
+    read = load_checkpoint(save_checkpoint(tmp_path, MODEL, params, moments(MODEL)))
+    assert all(np.array_equal(read.params[name], params[name]) for name in params)
+
+
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
 def test_tensors_that_the_disk_does_not_take_are_named(tmp_path, monkeypatch, call):
     """Where reserving took no space (a quota, a file system that copies on write), the write finds the disk full."""

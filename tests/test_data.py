@@ -9,6 +9,7 @@ import struct
 import numpy as np
 import pytest
 
+import terapipe_c.data
 from terapipe_c import InvalidValueError
 from terapipe_c.data import BLOCK_TOKENS, Dataset, check_tokens, stdlib_corpus
 from terapipe_c.worker import pack, unpack
@@ -132,6 +133,33 @@ def test_every_kind_of_file_gives_the_same_batches(tmp_path):
     assert (Dataset(saved, 20, 3, seed=5).batch(2) == expected).all()
 
 
+def test_more_tokens_than_an_int32_counts(tmp_path):
+    """Each sequence's tokens fit one; their sum, and the bytes of one alone, do not. The file has a hole for all but the last."""
+    lengths, last = np.array([1_200_000_000, 1_200_000_000, 7], "<i4"), np.arange(1, 8, dtype="<u2")
+    pointers = np.array([0, 2_400_000_000, 4_800_000_000], "<i8")
+    (tmp_path / "far.idx").write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 3, 2) + lengths.tobytes() + pointers.tobytes()
+                                       + np.array([0, 3], "<i8").tobytes())
+    with (tmp_path / "far.bin").open("wb") as file:
+        file.seek(4_800_000_000)
+        file.write(last.tobytes())
+    data = Dataset(tmp_path / "far", 6, 1, split="val", val_fraction=7.5 / 2_400_000_007)
+    assert data.num_tokens == 2_400_000_007 and data.starts(0) == [2_400_000_000]
+    assert data.batch(0).tolist() == [last.tolist()]
+
+
+def test_what_takes_several_blocks_is_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(terapipe_c.data, "BLOCK_TOKENS", 4)
+    tokens = ramp(35)
+    prefix = write_megatron(tmp_path, np.split(tokens, [1, 3, 4, 9, 11, 18, 20, 26, 33]))     # ten sequences
+    data = Dataset(prefix, 6, 1)
+    assert np.array_equal(data.tokens, tokens) and np.array_equal(np.load(data.save(tmp_path / "copy.npy")), tokens)
+    content = bytearray((tmp_path / "corpus.idx").read_bytes())
+    content[34 + 4 * 10 + 8 * 9] += 2                         # where the last one begins
+    (tmp_path / "corpus.idx").write_bytes(content)
+    with pytest.raises(ValueError, match="sequence 9 begins at byte 68, but those before it take 66"):
+        Dataset(prefix, 6, 1)
+
+
 def test_tokenizer(tmp_path):
     (tmp_path / "t.txt").write_text("é" + "ab" * 300, encoding="utf-8")
     data = Dataset(tmp_path / "t.txt", 10, 1, tokenizer=lambda text: [ord(c) + 1000 for c in text])
@@ -178,7 +206,7 @@ def test_the_first_token_outside_the_vocabulary_is_named(tmp_path, offset):
 
 
 def test_negative_and_giant_tokens_are_refused():
-    for value, dtype in ((-1, np.int16), (-1, np.int64), (1 << 31, np.int64), (1 << 40, np.uint64)):
+    for value, dtype in ((-1, np.int16), (-1, np.int64), (1 << 31, np.int64), (1 << 31, np.uint32), (1 << 40, np.uint64)):
         tokens = np.zeros(100, dtype)
         tokens[42] = value
         for vocab in (None, 1 << 33):
