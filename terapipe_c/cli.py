@@ -197,12 +197,12 @@ def _swapping(folder: str) -> Any:
 
 
 @functools.cache
-def _measured(model: Any, seq_len: int, backend: str, dtype: str | None, fast: bool) -> Any:
+def _measured(model: Any, seq_len: int, backend: str, dtype: str | None, fast: bool, threads: int) -> Any:
     """Measured once, however many trials of a sweep need it."""
     import terapipe_c as tp
 
     _say(f"measuring {model!r} on {'this machine' if backend == 'cpu' else 'the first GPU of this machine'} ...")
-    return tp.profile(model, seq_len=seq_len, backend=backend, dtype=dtype, reproducible=not fast)
+    return tp.profile(model, seq_len=seq_len, backend=backend, dtype=dtype, threads=threads, reproducible=not fast)
 
 
 def _request(args: argparse.Namespace) -> dict[str, Any]:
@@ -227,7 +227,9 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
         check_request(costs=None, planner=getattr(args, "planner", "auto"), tensor_parallel=None, **request)  # before the work
         # copies of the model have reproducible products in any case (engine.py)
         alone = args.data_parallel in (None, 1) and args.schedule != "chimera"
-        costs = _measured(model, seq_len, backend, args.dtype, getattr(args, "fast", False) and alone)
+        threads = getattr(args, "threads_per_rank", None)      # of `train`, whose ranks the seconds are to be of
+        costs = _measured(model, seq_len, backend, args.dtype, getattr(args, "fast", False) and alone,
+                          1 if threads is None else threads)
     return {**request, "costs": costs_on(model, cluster, costs, backend, dtype)}
 
 

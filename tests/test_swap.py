@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.backend import choose
 from terapipe_c.cli import main
-from terapipe_c.engine import rank_memory
+from terapipe_c.engine import rank_memory, swap_bytes
 from terapipe_c.guests import hosts
 from terapipe_c.planning.judge import Savings, saved_bytes, saving
 
@@ -307,6 +308,18 @@ def evenly(schedule, ranks=2, stages=2, which=("attention", "ffn"), **request):
     whole = saved_bytes(SMALL, plan.slicing, choose("cpu", None))
     swap = [bytes_ if block.kind in which else 0 for block, bytes_ in zip(SMALL.blocks, whole, strict=True)]
     return dataclasses.replace(plan, swap=swap).with_program(plan.program) if which else plan
+
+
+def test_the_room_for_swaps_is_that_of_all_replicas(tmp_path, monkeypatch):
+    plan = evenly("gpipe", ranks=4, data_parallel=2)
+    each = swap_bytes(plan.model, plan.stages, plan.slicing, plan.program, swap=plan.swap)
+    free = 2 * sum(each)
+    monkeypatch.setenv("TERAPIPE_SWAP_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free, f_frsize=1, f_blocks=free))
+    trained(plan)
+    free -= 1
+    with pytest.raises(tp.StorageError, match=f"swap {2 * sum(each)} bytes to files in .*, where {free} are free: 1 bytes short"):
+        trained(plan)
 
 
 def trained(plan, **options):

@@ -14,6 +14,7 @@ import pytest
 from test_cli import run
 
 import terapipe_c as tp
+from terapipe_c import cli
 from terapipe_c.job import Folder
 from terapipe_c.sweep import Sweep, begun
 
@@ -107,6 +108,23 @@ def test_rows_of_a_sweep_are_read_once_to_tell_whether_all_failed(tmp_path):
         sweep.run()
         reads.clear()
         assert (sweep.all_failed(), reads) == (failed, [1])
+
+
+def test_what_is_measured_has_the_threads_of_the_run(capsys, monkeypatch, tmp_path):
+    """With one thread always, a run of several was predicted to take as long as it takes one."""
+    asked = []
+
+    def profile(model, threads=1, **options):
+        asked.append(threads)
+        return tp.CostModel.analytic(model, tp.Cluster(1))
+
+    monkeypatch.setattr(tp, "profile", profile)
+    cli._measured.cache_clear()
+    (tmp_path / "c.txt").write_bytes(bytes(range(32, 127)) * 40)
+    argv = ["sweep", *TRIAL[1:13], "--planner", "uniform", "--stages", "1", "--threads", "--data", str(tmp_path / "c.txt"),
+            "--steps", "1", "--train", "--grid", "threads_per_rank=1,2", "--out", str(tmp_path / "t.jsonl")]  # fmt: skip
+    assert run(capsys, *argv)[0] == 0 and asked == [1, 2]
+    cli._measured.cache_clear()
 
 
 @pytest.mark.parametrize("torn", ['{"trial": {"a": 1', '{"trial": {"a": 1}, "key": "k", "status": "done"}'])
