@@ -96,6 +96,16 @@ def test_slice_tables_equal_time_everywhere(seed):
                         costs.time(i * g, j * g, phase, batch), rel=1e-10)
 
 
+def test_what_a_slice_takes_besides_is_added_to_each():
+    table = np.arange(1.0, 26.0).reshape(5, 5)
+    for costs in (random_costs(5), CostModel.from_table(table, table)):
+        without, with_ = (costs.weighted_slice_cost(np.ones((4, 3)), 32, 8, fixed_s=fixed_s) for fixed_s in (0.0, 7.0))
+        for name in without:                                   # a slice of nothing costs nothing, whatever the context
+            rows, later = np.indices(np.shape(without[name])) if name == "table" else (np.arange(5), 0)
+            more = 7.0 * ((rows > 0) & (rows + later < 5)) if name[0] in "Gt" else 0.0
+            np.testing.assert_allclose(with_[name], without[name] + more, rtol=1e-12)
+
+
 def test_slice_cost_batched_is_one_table_for_each_micro_batch():
     costs = random_costs(4)
     tables = costs.slice_cost_batched(3, 96, 8)
@@ -496,6 +506,7 @@ def test_the_ends_of_a_message_pay_for_the_copies_that_they_make():
     assert all(np.array_equal(lent.durations(**shape)[op], 3e-10 * size) for op in readers)
     assert not any(op in lent.durations(**shape) for op in senders)
     assert np.array_equal(lent.durations(**shape)["AR"], through_rings["AR"])
+    assert through_rings["AR"] == pytest.approx(1e-10 * 4 * MODEL.n_embd * (16 + MODEL.vocab_size))
     with pytest.raises(ValueError, match="lent_byte_s"):
         CostModel.from_measurements(measured(), lent_byte_s=-1.0)
 
