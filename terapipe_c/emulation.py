@@ -2,18 +2,21 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from . import _core
 from .config import counted, human_gap, human_seconds, timeout
 from .cost import CostModel
 from .engine import in_threads
 from .links import Links
+from .partition import block_counts, updated_params
 from .plan import Plan
 from .planning.judge import Candidate, Judge, Replicas, Savings
 from .planning.own_program import OWN
-from .schedule import Program, Timeline, tables
+from .schedule import SUM, Program, Timeline, tables
 
 __all__ = ["Emulation", "emulate"]
 
@@ -89,11 +92,14 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
 def _durations(plan: Plan, costs: CostModel) -> dict[str, Any]:
     """Seconds of the plan's instructions under other costs; swaps keep the plan's, which are the cluster's."""
     links = Links.of(plan.cluster, plan.ranks, plan.data_parallel)
+    replicas = Replicas.of(plan.cluster, plan.ranks, plan.data_parallel, costs)
     if plan.schedule == OWN:                # stages may be on any ranks; what is made again takes what it took
         out = costs.durations(plan.program, partition=plan.stages, slicing=plan.slicing, model=plan.model, links=links)
-        return {**out, **{op: plan.durations[op] for op in ("R", "SO", "SI") if op in plan.durations}}
-    judge = Judge(plan.model, costs, plan.ranks, plan.chunks, None,
-                  Replicas.of(plan.cluster, plan.ranks, plan.data_parallel, costs), links=links)
+        params = updated_params(plan.model, block_counts(plan.model, plan.stages))
+        sums = np.tile(replace(replicas, copies=plan.copies).seconds(4.0 * params) + np.zeros(len(params)), plan.copies)[:, None]
+        return {**out, "OPT": out["OPT"] + sums, SUM: np.broadcast_to(sums, out["OPT"].shape),
+                **{op: plan.durations[op] for op in ("R", "SO", "SI") if op in plan.durations}}
+    judge = Judge(plan.model, costs, plan.ranks, plan.chunks, None, replicas, links=links)
     savings = Savings(tuple(plan.recompute), tuple(plan.swap))
     slicing = tuple((b, tuple(lengths)) for b, lengths in plan.slicing)
     out = judge.full_durations(Candidate(0.0, plan.schedule, tuple(plan.stages), slicing, 0, savings))

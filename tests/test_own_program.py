@@ -37,6 +37,15 @@ def test_a_program_of_ones_own_is_planned_kept_and_run(tmp_path):
     assert given.with_program(own.program) == own  # lowered, and split into I and W
 
 
+@pytest.mark.parametrize("given", [{"data_parallel": 2, "schedule": "1f1b"}, {"schedule": "chimera"}, {"schedule": "1f1b"}])
+def test_other_costs_of_an_own_program_have_the_sums_of_gradients_too(given):
+    """They were left out: a program of one's own was emulated as if its replicas, or copies of the model, added up nothing."""
+    costs = tp.CostModel.analytic(MODEL, CLUSTER)
+    planned = plan(slicing=None, costs=costs, **given)
+    own = planned.with_program(planned.program)
+    assert tp.emulate(own, costs).predicted_step_time_s == pytest.approx(planned.step_time_s, rel=1e-12)
+
+
 @pytest.mark.parametrize("recompute", [None, "ffn", "attention", "full"])
 def test_what_a_plan_saves_it_still_saves(recompute):
     given = plan(recompute=recompute)
