@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c.links import Links
 
 SEQ, BATCH = 24, 4
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=61, block_size=SEQ)
@@ -44,6 +45,22 @@ def test_other_costs_of_an_own_program_have_the_sums_of_gradients_too(given):
     planned = plan(slicing=None, costs=costs, **given)
     own = planned.with_program(planned.program)
     assert tp.emulate(own, costs).predicted_step_time_s == pytest.approx(planned.step_time_s, rel=1e-12)
+
+
+def test_stages_on_other_ranks_send_over_other_links():
+    """The plan's were kept: a program that moves each stage on by a rank was told to take as long as before."""
+    cluster = tp.Cluster(4, 2, link_bandwidth_Bps=1e6, link_latency_s=1e-3, node_link_bandwidth_Bps=1e9, node_link_latency_s=1e-6)
+    costs = tp.CostModel.analytic(MODEL, cluster)
+    planned = tp.plan(MODEL, cluster, BATCH, SEQ, costs, planner="uniform", stages=4, schedule="1f1b")
+    ranks = str(planned.program.strip()).splitlines()
+    moved = planned.with_program(tp.Program.parse("\n".join(ranks[-1:] + ranks[:-1])))
+    assert moved.program.rank_of == (1, 2, 3, 0) and moved.step_time_s > 1.05 * planned.step_time_s
+    assert moved.step_time_s == moved.timeline().makespan_s
+    line = moved.program.simulate(costs.durations(moved.program, partition=moved.stages, slicing=moved.slicing,
+                                                  links=Links.of(cluster, 4, 1)))
+    assert moved.step_time_s == pytest.approx(line.makespan_s, rel=1e-9)
+    back = moved.with_program(planned.program)
+    assert back.step_time_s == pytest.approx(planned.step_time_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("recompute", [None, "ffn", "attention", "full"])

@@ -6,10 +6,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError, Program
 from ..backend import choose
 from ..config import brief
+from ..cost import filled
 from ..engine import rank_memory
+from ..links import Links, of_copies, timed_apart
 from .judge import Savings, saving
 
 if TYPE_CHECKING:
@@ -36,7 +41,8 @@ def with_program(plan: Plan, program: Any) -> Plan:
     aheads = (0, 1, 2, 3) if plan.program.swaps_beside else (None,)
     saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead) for ahead in aheads]
     programs = [saving(compute, plan.model, tuple(plan.stages), each).lower(tied) for each in saves]
-    programs.sort(key=lambda program: float(program.makespan(plan.durations)))
+    durations = _durations(plan, compute)
+    programs.sort(key=lambda program: float(program.makespan(durations)))
     programs[0].check(canonical=True)                          # the others differ only in where their SI stand
     _check_neighbours(programs[0])
     limit, where = plan.memory_limit_bytes, choose(plan.backend, plan.dtype)
@@ -45,15 +51,28 @@ def with_program(plan: Plan, program: Any) -> Plan:
     fits = [i for i, peak in enumerate(peaks) if limit is None or max(peak) <= limit]  # further ahead takes more memory
     at = fits[0] if fits else min(range(len(peaks)), key=lambda i: max(peaks[i]))
     own, peak, needed = programs[at], peaks[at], max(peaks[at])
-    line = own.simulate(plan.durations)
+    line = own.simulate(durations)
     if limit is not None and needed > limit:
         raise InfeasibleError(f"rank {peak.index(needed)} needs {needed} bytes with this program and may use {limit}: "
                               f"{needed - limit} bytes short; a plan with memory_bytes = {needed}, or an order that holds fewer "
                               "activations, would be right")
-    return replace(plan, schedule=OWN, program=own, step_time_s=float(line.makespan_s), lower_bound_s=float(line.lower_bound_s),
+    return replace(plan, schedule=OWN, program=own, durations=durations, step_time_s=float(line.makespan_s), lower_bound_s=float(line.lower_bound_s),
                    peak_memory_bytes=peak, bubbles={k: float(v) for k, v in line.bubbles.items()},
                    busy_s=[float(x) for x in line.busy_s], compared=[(plan.schedule, plan.step_time_s)], search_log=[],
                    slicing_bound_s=None, planning_time_s=time.perf_counter() - start)
+
+
+def _durations(plan: Plan, program: Program) -> dict[str, NDArray[np.float64]]:
+    """The plan's seconds; where its stages are on other ranks, and so their messages on other links, of messages those of these."""
+    links, each, known = Links.of(plan.cluster, plan.ranks, plan.data_parallel), len(plan.stages), plan.durations
+    if not links.far or program.rank_of == plan.program.rank_of or "comm.latency" not in known:
+        return known
+    rows = np.array([b * n for b, lengths in plan.slicing for n in lengths], np.float64)
+    size = rows * plan.model.n_embd * (2.0 if plan.dtype == "bf16" else 4.0)
+    latency_s = float(known["comm.latency"][each - 1, 0])      # nothing leaves the last stage: its are those within a node
+    byte_s = (float(known["comm"][each - 1, 0]) - latency_s) / float(size[0])
+    homes = [program.rank_of[copy * each:][:each] for copy in range(plan.copies)]
+    return {**known, **filled({"F": known["F"], **of_copies([timed_apart(links, home, size, latency_s, byte_s) for home in homes])})}
 
 
 def _compute(program: Program) -> Program:
