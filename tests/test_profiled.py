@@ -10,6 +10,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import CostModel, _core, profiling
+from terapipe_c.fit import _share_of_context, fit_and_judge, fit_line, fit_passes
 from terapipe_c.profiling import _head_slicing, head_work, spread, steadied, weight_groups
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
@@ -25,6 +26,28 @@ def test_a_plan_on_it_runs():
     other = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=256)
     with pytest.raises(ValueError, match="n_embd = 64"):
         tp.plan(other, tp.Cluster.local(), batch=2, seq_len=256, costs=measured)
+
+
+def test_what_noise_would_make_negative_is_not() -> None:
+    """A gradient of the head's weight, a byte of a message, a slice of several sequences or after much context."""
+    assert fit_passes(np.array([(10, 0, 10), (10, 5, 9), (20, 0, 20), (20, 10, 18.0)]))[2] == 0
+    assert fit_line([(1.0, 2.0), (2.0, 1.0)], "x") == pytest.approx((1.2, 0.0))
+    a = np.eye(4) * -0.5                                       # a1: with b sequences of S tokens, as slow as 1 + b S / 100
+    assert _share_of_context((0.0, 100.0), (1.0, 2.0), 0.0, a[1], 3, 4) == pytest.approx(0.9 * 1.08 / 4)
+    assert _share_of_context((0.0, 100.0), (1.0, 2.0), 0.0, a[2], 11, 1) == pytest.approx(0.9 * 1.01 / 5)
+
+
+@pytest.mark.filterwarnings("ignore:.*the fit of t_ctx")
+def test_only_a_gradient_that_is_pulled_may_fall_with_the_context() -> None:
+    samples = np.array([(S, S, C, 1.0 + 0.01 * S - 0.001 * C) for S in (8, 16, 32, 64) for C in (0, 8, 16, 64, 128)])
+    assert fit_and_judge(samples, "x", signed=True)[0].a2 == pytest.approx(-0.001)
+    assert fit_and_judge(samples, "x", signed=False)[0].a2 == 0.0
+
+
+def test_a_weight_gradient_of_several_slices_is_shared_out_by_their_rows() -> None:
+    sampler = profiling._Sampler(1, 1)                         # W of slice 1 makes 32 of the 56 rows of slices 1 and 2
+    sampler._keep(MODEL, [(1, [200, 40, 16])], [("F", 2, 0, 0, 0.0, 1.0), ("W", 2, 0, 1, 1.0, 5.0)], {"ffn"})
+    assert [(key[3], seconds) for key, _, seconds in sampler.samples] == [(16, 4.0 * 16 / 32), (40, 4.0 * 40 / 32)]
 
 
 @pytest.mark.filterwarnings("ignore:.*the fit of t_ctx")  # a few noisy samples
