@@ -37,6 +37,12 @@ def test_what_noise_would_make_negative_is_not() -> None:
     assert _share_of_context((0.0, 100.0), (1.0, 2.0), 0.0, a[2], 11, 1) == pytest.approx(0.9 * 1.01 / 5)
 
 
+def test_a_rank_swaps_at_the_bytes_of_a_round_there_and_back(monkeypatch) -> None:
+    rounds = np.array([[9.0, 9.0], [3.0, 1.0], [2.0, 2.0], [1.0, 1.0]])                     # the first finds no pages yet
+    monkeypatch.setattr(_core, "store_time", lambda folder, size, count: rounds)
+    assert profiling.swap_bandwidth("x", 2, 1000) == 2 * 1000 / 4.0
+
+
 @pytest.mark.filterwarnings("ignore:.*the fit of t_ctx")
 def test_only_a_gradient_that_is_pulled_may_fall_with_the_context() -> None:
     samples = np.array([(S, S, C, 1.0 + 0.01 * S - 0.001 * C) for S in (8, 16, 32, 64) for C in (0, 8, 16, 64, 128)])

@@ -56,8 +56,8 @@ def with_program(plan: Plan, program: Any) -> Plan:
         raise InfeasibleError(f"rank {peak.index(needed)} needs {needed} bytes with this program and may use {limit}: "
                               f"{needed - limit} bytes short; a plan with memory_bytes = {needed}, or an order that holds fewer "
                               "activations, would be right")
-    return replace(plan, schedule=OWN, program=own, durations=durations, step_time_s=float(line.makespan_s), lower_bound_s=float(line.lower_bound_s),
-                   peak_memory_bytes=peak, bubbles={k: float(v) for k, v in line.bubbles.items()},
+    return replace(plan, schedule=OWN, program=own, durations=durations, step_time_s=float(line.makespan_s),
+                   lower_bound_s=float(line.lower_bound_s), peak_memory_bytes=peak, bubbles={k: float(v) for k, v in line.bubbles.items()},
                    busy_s=[float(x) for x in line.busy_s], compared=[(plan.schedule, plan.step_time_s)], search_log=[],
                    slicing_bound_s=None, planning_time_s=time.perf_counter() - start)
 
@@ -72,7 +72,8 @@ def _durations(plan: Plan, program: Program) -> dict[str, NDArray[np.float64]]:
     latency_s = float(known["comm.latency"][each - 1, 0])      # nothing leaves the last stage: its are those within a node
     byte_s = (float(known["comm"][each - 1, 0]) - latency_s) / float(size[0])
     homes = [program.rank_of[copy * each:][:each] for copy in range(plan.copies)]
-    return {**known, **filled({"F": known["F"], **of_copies([timed_apart(links, home, size, latency_s, byte_s) for home in homes])})}
+    messages = of_copies([timed_apart(links, home, size, latency_s, byte_s) for home in homes])
+    return {**known, **filled({"F": known["F"], **messages})}
 
 
 def _compute(program: Program) -> Program:
