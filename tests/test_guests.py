@@ -4,6 +4,8 @@ from test_auto import request_of
 
 import terapipe_c as tp
 from terapipe_c import schedules
+from terapipe_c.guests import guest_seconds
+from terapipe_c.links import Links
 from terapipe_c.planning.judge import Savings
 from terapipe_c.schedules import Program
 
@@ -45,6 +47,16 @@ def test_guests_of_a_candidate_that_makes_again_are_its_own():
     for savings in (None, Savings(recompute=tuple(block.kind in ("attention", "ffn") for block in model.blocks))):
         found = judge.judge("bpipe", cut, ((1, (32,)),) * 8, savings=savings)
         assert found.seconds == pytest.approx(judge.lowered(found).makespan(judge.timing(found)), rel=1e-12)
+
+
+def test_guests_go_over_the_slow_link_where_one_is_on_their_way():
+    """Of six ranks four share a node: ranks 2 and 3 are neighbours there, and their guests never leave it."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=64, block_size=32)
+    cluster = tp.Cluster(8, 4, node_link_latency_s=1e-6, node_link_bandwidth_Bps=1e9, link_latency_s=1e-3, link_bandwidth_Bps=1e6)
+    costs, links = tp.CostModel.analytic(model, cluster), Links.of(cluster, 6, 1)
+    assert links.far == (False, False, False, True, False, True)
+    link = guest_seconds([1000] * 6, [2], 6, costs, links)["comm.guest"]
+    assert link[:3, 0] == pytest.approx([1e-3 + 1e-3, 1e-3 + 1e-3, 1e-6 + 1e-6]) and not link[:, 1].any()
 
 
 @pytest.mark.parametrize("costs", [{"comm": 0.25, "comm.guest": 12.0}, {"comm": 2.9, "comm.guest": 1.0, "comm.latency": 0.1}],

@@ -57,9 +57,10 @@ def with_program(plan: Plan, program: Any) -> Plan:
                               f"{needed - limit} bytes short; a plan with memory_bytes = {needed}, or an order that holds fewer "
                               "activations, would be right")
     return replace(plan, schedule=OWN, program=own, durations=durations, step_time_s=float(line.makespan_s),
-                   lower_bound_s=float(line.lower_bound_s), peak_memory_bytes=peak, bubbles={k: float(v) for k, v in line.bubbles.items()},
-                   busy_s=[float(x) for x in line.busy_s], compared=[(plan.schedule, plan.step_time_s)], search_log=[],
-                   slicing_bound_s=None, planning_time_s=time.perf_counter() - start)
+                   lower_bound_s=float(line.lower_bound_s), peak_memory_bytes=peak,
+                   bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
+                   compared=[(plan.schedule, plan.step_time_s)], search_log=[], slicing_bound_s=None,
+                   planning_time_s=time.perf_counter() - start)
 
 
 def _durations(plan: Plan, program: Program) -> dict[str, NDArray[np.float64]]:
