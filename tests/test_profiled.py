@@ -37,6 +37,24 @@ def test_what_noise_would_make_negative_is_not() -> None:
     assert _share_of_context((0.0, 100.0), (1.0, 2.0), 0.0, a[2], 11, 1) == pytest.approx(0.9 * 1.01 / 5)
 
 
+def test_what_the_head_adds_to_an_update_is_not_the_rows_that_wait_for_it(monkeypatch) -> None:
+    """Those are charged by head_pass: 40 rows of a tile that costs at least 64, and 100 of another."""
+    def measured(sampler):
+        sampler.head_pass = 1e-5, 64.0, 2e-6
+        return {kind: {phase: [(8, 8, 0, 1e-3)] for phase in "FIW"} for kind in ("attention", "ffn")}
+
+    def head(sampler, *_):
+        sampler.overheads.append(1e-6)
+        sampler.updates[True] += [(2000, 2000 * 1e-9 + (64 + 100) * 2e-6 + extra, [40, 0, 100]) for extra in (3e-3, 3e-3, 9e-3)]
+
+    monkeypatch.setattr(profiling, "_measure_head", head)
+    monkeypatch.setattr(profiling, "_measure_layers", lambda sampler, *_: sampler.updates[False].append((1000, 1000 * 1e-9, [])))
+    monkeypatch.setattr(profiling, "_messages", lambda *_: {})
+    monkeypatch.setattr(profiling._Sampler, "measured", measured)
+    costs = tp.profile(MODEL)
+    assert costs.optimizer_param_s == pytest.approx(1e-9) and costs.optimizer_head_s == pytest.approx(3e-3)
+
+
 def test_a_rank_swaps_at_the_bytes_of_a_round_there_and_back(monkeypatch) -> None:
     rounds = np.array([[9.0, 9.0], [3.0, 1.0], [2.0, 2.0], [1.0, 1.0]])                     # the first finds no pages yet
     monkeypatch.setattr(_core, "store_time", lambda folder, size, count: rounds)
