@@ -247,3 +247,11 @@ def test_what_is_no_folder_of_transformers_is_said_to_be_none(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"this is a transformers folder: tp\.import_hf"):
         load_checkpoint(folder)
     assert import_hf(folder).model.n_layer == MODEL.n_layer
+
+
+def test_a_folder_without_biases_is_a_model_without(tmp_path):
+    model = ref.Model(**{**model_dict(MODEL), "bias": False})
+    params = float_params(model)
+    write_file(export_hf(tmp_path / "hf", model=model, params=params) / "model.safetensors", params)
+    found = import_hf(tmp_path / "hf")
+    assert not found.model.bias and same(found.params, params)
