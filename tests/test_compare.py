@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import cli
 from terapipe_c._files import write_new
+from terapipe_c.compare import _idle
 from terapipe_c.planning.request import PLANNERS
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
@@ -241,3 +243,9 @@ def test_what_a_handler_raises_is_no_refusal_of_a_planner(monkeypatch):
             tp.compare(MODEL, tp.Cluster(2), batch=4, seq_len=32, planners=["uniform"])
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_the_idle_share_is_of_all_ranks_and_names_the_largest_causes():
+    bubbles = {"warmup": 0.1, "cooldown": 0.3, "comm": 0.002, "dependency_wait": 0.2, "swap": 0.15}
+    told = _idle(SimpleNamespace(ranks=2, step_time_s=1.0, bubbles=bubbles))
+    assert told == "37.6 % (cooldown 15.0, dependency wait 10.0, swap 7.5)"
