@@ -72,6 +72,14 @@ def case(rng, name):
     return judge, Candidate(0.0, name, cut, tuple(slicing), 0 if name == BPIPE else int(rng.integers(0, 3)))
 
 
+def test_a_ring_of_replicas_sends_a_part_to_each_of_the_others_twice():
+    """Of two replicas alone a part is half of all, and there and back once all."""
+    ring = Replicas(4, 1e-3, 1e6, copy_byte_s=1e-7)
+    assert ring.seconds(8e6) == pytest.approx(2 * 3 * (1e-3 + 2e6 * (1e-6 + 2e-7)))
+    assert replace(ring, count=2, copies=2) != ring and replace(ring, count=2, copies=2).seconds(8e6) == ring.seconds(8e6)
+    assert Replicas().seconds(8e6) == 0
+
+
 def by_hand(judge, c):
     """The program and its seconds, out of the package's parts."""
     counts = [len(lengths) for _, lengths in c.slicing]
