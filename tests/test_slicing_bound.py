@@ -151,3 +151,11 @@ def test_scaling_and_bad_input():
         tp.planners.slicing_bound(shape, one, cut, [], seq_len=8)
     with pytest.raises(ValueError, match="table ends"):
         tp.planners.slicing_bound(shape, one, cut, [1], seq_len=16)
+
+
+def test_numbers_of_stages_between_two_that_are_cut_alike_are_told_their_own_seconds():
+    table = np.arange(4.0)[:, None] + np.zeros(4)              # as long as it is: of any stages three slices of one unit are best
+    plans = tp.planners.slice_tokens_for(table, [2, 9, 4])
+    assert [(p.stages, p.lengths, p.latency_s) for p in plans] == [(k, [1, 1, 1], 3.0 + k - 1) for k in (2, 9, 4)]
+    assert all(own.lower_bound_s <= own.latency_s and own.lower_bound_s == pytest.approx(own.latency_s, rel=1e-9) for own in plans)
+    assert tp.planners.SliceMemory(100.0, 1.0, 2.0, 3.0).in_units(4) == (100.0, 4.0, 32.0, 12.0)
