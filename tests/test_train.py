@@ -505,3 +505,15 @@ def test_one_rank_alone_and_the_command(plans, tmp_path):
     assert len(first.splitlines()) == 3 and second == "" and "report" in json.loads(first.splitlines()[-1])
     alone, = run(files[1], data, mpich, 1)
     assert alone["rank"] == 0 and len(alone["losses"]) == 4
+
+
+def test_a_trace_of_another_machine_is_put_on_the_clock_of_rank_0(monkeypatch):
+    """Clocks began with their machines; all ranks began at one moment, which was 9 s on one and 109 s on the other."""
+    module = sys.modules["terapipe_c.train"]
+    told = [[{"end": {"trace": [["F", rank, 0, 0, begun + 1 + rank, begun + 2 + rank]]}, "begun": begun, "boot": boot}
+             for rank, (begun, boot) in enumerate(((9.0, "a"), (109.0, "b"), (9.25, "a")))], [{"history": [], "checkpoint": None}]]
+    monkeypatch.setattr(module, "share", lambda comm, mine: told.pop(0))
+    rank, outcome = object.__new__(module._Rank), SimpleNamespace(_ends={}, _history=[], _checkpoint=None)
+    rank.comm = None
+    rank._gather(outcome, {}, 0.0)
+    assert [outcome._ends[r]["trace"][0][-2:] for r in range(3)] == [[10.0, 11.0], [11.0, 12.0], [12.25, 13.25]]
