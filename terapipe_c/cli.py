@@ -525,6 +525,7 @@ def _sweep(args: argparse.Namespace) -> int:
         name: value
         for name, value in vars(args).items()
         if name not in ("run", "command", "json", "debug", "grid", "out", "retry_failed")
+        and not (name == "timeout_s" and value is None)     # which rows of before that option have not in their keys
     }
     sweep = Sweep(Path(args.out), grid, base, trial)
     counts = sweep.run(args.retry_failed, None if args.json else _say)

@@ -127,6 +127,16 @@ def test_what_is_measured_has_the_threads_of_the_run(capsys, monkeypatch, tmp_pa
     cli._measured.cache_clear()
 
 
+def test_an_option_that_came_later_leaves_the_keys_of_rows_as_they_were(capsys, monkeypatch, tmp_path):
+    """With one more name in what is hashed every trial of a sweep of before was done again, in another folder."""
+    bases = []
+    monkeypatch.setattr(Sweep, "run", lambda sweep, *_: bases.append(sweep.base) or {})
+    monkeypatch.setattr(Sweep, "all_failed", lambda sweep: False)
+    argv = ["sweep", *TRIAL[1:13], "--train", "--data", "x", "--steps", "1", "--grid", "stages=1", "--out", str(tmp_path / "t")]
+    assert run(capsys, *argv)[0] == 0 and run(capsys, *argv, "--timeout-s", "7")[0] == 0
+    assert "timeout_s" not in bases[0] and bases[1] == {**bases[0], "timeout_s": 7.0}
+
+
 @pytest.mark.parametrize("torn", ['{"trial": {"a": 1', '{"trial": {"a": 1}, "key": "k", "status": "done"}'])
 def test_a_full_disk_costs_no_row_of_before(tmp_path, torn):
     """It left half a line, or one without its end; which is mended where it may be full still."""
