@@ -208,7 +208,8 @@ class _Rank:
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**_contents(job, arrays), **job})
         if job["resume_from"]:
-            meanwhile(self.comm, job["timeout_s"], lambda: verify_checkpoint(Path(job["resume_from"])) if first else None)
+            path = Path(job["resume_from"])
+            meanwhile(self.comm, job["timeout_s"], lambda in_vain: verify_checkpoint(path, in_vain) if first else None)
         memory = share(self.comm, job["predicted_peak_memory_bytes"])     # an instruction set has a workspace of its own
         job["predicted_peak_memory_bytes"] = [theirs[rank] for rank, theirs in enumerate(memory)]
         if self.transport == "mpi":

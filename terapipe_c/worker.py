@@ -21,10 +21,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +31,12 @@ from numpy.typing import NDArray
 from . import _core
 from ._threads import Worker, start_all
 
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointWriter
+
 HYPER = ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas", "eps", "grad_clip")  # what a checkpoint keeps
 GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
-MEET_S = 5.0  # between two meetings of ranks that wait for a disk
+MEET_S = 0.5  # between two meetings of ranks that wait for a disk
 UNHEARD = 1 << 18  # events of a rank that its launcher may still have to hear: some 100 MB
 CHECKPOINTS = "checkpoints"  # folder of them inside a run folder
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -160,18 +162,13 @@ class _Training:
         writer = CheckpointWriter(Path(self.job["out"]) / CHECKPOINTS, self.model) if self.rank == 0 else None
         patience_s = self.job["timeout_s"]
         try:
-            folder = share(self.comm, meanwhile(self.comm, patience_s, lambda: str(writer.begin(step)) if writer else None))[0]
+            folder = share(self.comm, meanwhile(self.comm, patience_s, lambda _: str(writer.begin(step)) if writer else None))[0]
             layout = CheckpointWriter.plan(self.model)
-            sums = meanwhile(self.comm, patience_s, lambda: write_tensors(folder, layout, self._tensors()))
+            sums = meanwhile(self.comm, patience_s, lambda vain: write_tensors(folder, layout, self._tensors(vain)))
             everyone: dict[str, str] = {}
             for theirs in share(self.comm, sums):
                 everyone |= theirs
-            if writer:
-                hyper = {key: self.job[key] for key in HYPER}
-                finish = partial(writer.finish, everyone, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
-            path = meanwhile(self.comm, patience_s, finish if writer else lambda: None)
-            if writer:
-                self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
+            meanwhile(self.comm, patience_s, lambda _: self._complete(writer, step, everyone) if writer else None)
         except BaseException as error:
             if writer:
                 accuse(error, self.rank, self.region)   # before the folder goes, which the others may be about to write in
@@ -179,13 +176,20 @@ class _Training:
             elif isinstance(error, FileNotFoundError):
                 self._raise_first()
             raise
-        self.comm.barrier()     # who fails in the next step does so after this one was told of
 
-    def _tensors(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """All that this rank saves, by the names of a checkpoint."""
+    def _complete(self, writer: CheckpointWriter, step: int, sums: dict[str, str]) -> None:
+        """And tell at once: it is there, whatever becomes of the other ranks."""
+        hyper = {key: self.job[key] for key in HYPER}
+        path = writer.finish(sums, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
+        self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
+
+    def _tensors(self, in_vain: threading.Event) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """All that this rank saves, by the names of a checkpoint; no more once that is in vain."""
         each = getattr(self.engine, "export_each", lambda kind: self.engine.export(kind).items())
         for kind in ("params", *MOMENTS):
             for name, array in each(kind):
+                if in_vain.is_set():
+                    return
                 yield name if kind == "params" else f"{kind}.{name}", array
                 del array       # before the next one is made
 
@@ -198,16 +202,17 @@ class _Training:
             self.comm.barrier()
 
 
-def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[], Any]) -> Any:
+def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Event], Any]) -> Any:
     """What `work` gives, for which a disk may take longer than a rank may wait for another (patience_s, the same for all; 0: for
     ever): a thread does it, and meanwhile the ranks meet again and again: who is lost or stopped is noticed, who is at work is not
-    taken for it. All ranks call it, and leave together."""
+    taken for it. All ranks call it, and leave together. work's Event is set where the run, or this rank, ends before it does."""
+    in_vain = threading.Event()
     results: list[Any] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            results.append(work())
+            results.append(work(in_vain))
         except BaseException as error:
             errors.append(error)
 
@@ -221,6 +226,7 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[], Any]) -> A
             if all(comm.allgather(bytes([bool(results)]))):
                 return results[0]
     finally:
+        in_vain.set()
         thread.join()       # it reads the engine's memory, and writes in a folder that may have to go
 
 

@@ -22,7 +22,7 @@ import pytest
 from test_launch import HERE, start
 
 import terapipe_c as tp
-from terapipe_c import AbortedError, checkpoint, engine
+from terapipe_c import AbortedError, _core, checkpoint, engine, worker
 from terapipe_c.cli import main
 from terapipe_c.progress import Beside, Progress
 
@@ -82,6 +82,24 @@ def test_a_slow_disk_is_no_rank_that_does_not_answer(tmp_path):
     """A deadline that finds who is lost soon ended runs whose checkpoints go to a disk that takes its time."""
     run = start(2, "SlowDisk", timeout_s=0.3, out=tmp_path / "run", checkpoint_every=2).wait(60)
     assert tp.load_checkpoint(run.out).step == 2 and len(run.history) == 2
+
+
+def test_a_disk_is_not_waited_for_in_vain():
+    """As by Ctrl-C, or where another rank has failed: what is left to read or write of a large checkpoint is left."""
+    region, begun, told = _core.Region.create(2, bytes([0, 1, 1, 0]), 4096, 64, False), threading.Event(), []
+
+    def work(in_vain):
+        begun.set()
+        told.append(in_vain.wait(30))
+
+    def fail():
+        assert begun.wait(30)
+        region.abort("EIO", 1, "rank 1: no space")
+
+    threading.Thread(target=fail).start()
+    with pytest.raises(AbortedError, match="rank 1: no space"):
+        worker.meanwhile(_core.Comm(region, 0, 20.0), 20.0, work)
+    assert told == [True]
 
 
 def test_a_rank_that_is_stopped_in_a_step_is_named(tmp_path):
