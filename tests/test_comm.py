@@ -169,6 +169,14 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
+def one_of_three(rank, port, timeout_s):
+    """(region, communicator) over TCP of a rank that is at its own slice in step 5."""
+    region = _core.Region.create(3, bytes(9), 0, 64, False)
+    comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 1, 0, 1, 1, 1, 0]), 64, timeout_s=timeout_s)
+    region.set_progress(rank, 5, rank)
+    return region, comm
+
+
 @pytest.mark.parametrize("last", ["a message", "a gather"])
 def test_one_that_is_stopped_is_named_though_its_last_word_is_of_a_wait(last):
     """Of a gather that all have come to, or for a rank that is a step ahead since."""
@@ -176,10 +184,7 @@ def test_one_that_is_stopped_is_named_though_its_last_word_is_of_a_wait(last):
     child = subprocess.Popen([sys.executable, "-c", STOPS, str(port), last])
 
     def run(rank):
-        region = _core.Region.create(3, bytes(9), 0, 64, False)
-        comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 1, 0, 1, 1, 1, 0]), 64,
-                              timeout_s=1.5 if rank == 0 else 20.0)
-        region.set_progress(rank, 5, rank)
+        region, comm = one_of_three(rank, port, 1.5 if rank == 0 else 20.0)
         time.sleep(0.5)     # meanwhile the others are told that rank 2 waits
         if last == "a gather":
             comm.barrier()
@@ -223,10 +228,7 @@ def test_rank_0_is_named_where_it_tells_nothing_of_the_others_any_more(state):
     child = subprocess.Popen([sys.executable, "-c", FIRST, str(port), state])
 
     def run(rank):
-        region = _core.Region.create(3, bytes(9), 0, 64, False)
-        comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 1, 0, 1, 1, 1, 0]), 64,
-                              timeout_s=2.0 if rank == 2 else 20.0)
-        region.set_progress(rank, 5, rank)
+        _, comm = one_of_three(rank, port, 2.0 if rank == 2 else 20.0)
         comm.barrier()
         with pytest.raises(_core.Error) as caught:
             comm.recv(rank - 1, 0, bytearray(4))
