@@ -386,11 +386,11 @@ class CostModel:
         """Seconds of a message of [rows, n_embd] numbers."""
         return self.latency_s + self.byte_s * self.element_bytes * n_embd * np.asarray(rows, np.float64)
 
-    def tied_s(self, model: GPTConfig, links: Links = Links()) -> tuple[float, float, float]:     # noqa: B008 (frozen)
+    def tied_s(self, model: GPTConfig, links: Links = Links(),     # noqa: B008 (frozen)
+               home: Sequence[int] = ()) -> tuple[float, float, float]:
         """Between the two ranks of a tied embedding, the first and the last: seconds of the gradients of some rows, which go to
-        the head (what they take anyway, and more for each row), and of the new values, which come back."""
-        far = links.far[-1:] == (True,)
-        latency_s, byte_s = (links.latency_s, links.byte_s) if far else (self.latency_s, self.byte_s)
+        the head (what they take anyway, and more for each row), and of the new values, which come back. home: [stages] ranks."""
+        latency_s, byte_s = (links.latency_s, links.byte_s) if links.closes(home) else (self.latency_s, self.byte_s)
         row_s = (byte_s + self.copy_byte_s) * self.element_bytes * model.n_embd
         return latency_s, row_s, latency_s + row_s * model.vocab_size
 
@@ -469,7 +469,7 @@ class CostModel:
         out: dict[str, Any] = {"F": F, "I": I, "W": W, **update, "AR": 0.0,
                                "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
         if model is not None and model.tie_weights and len(F) > 1:
-            latency_s, row_s, values_s = self.tied_s(model, *placed[:1] if placed else ())     # these come back with OPT
+            latency_s, row_s, values_s = self.tied_s(model, *placed or ())     # these come back with OPT
             out["AR"] = latency_s + row_s * float(slices[3].sum()) / copies + values_s
         if placed is not None and placed[0].far:
             out |= timed_apart(*placed, size, self.latency_s, self.byte_s)

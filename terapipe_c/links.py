@@ -44,6 +44,12 @@ class Links:
                 far[k] = self.far[-1 if abs(here - there) > 1 else min(here, there)]
         return far
 
+    def closes(self, home: Sequence[int]) -> bool:
+        """Does a message between the last stage and the first leave the node? home: [stages] ranks; none, or both ends on one rank
+        (they send nothing): between the last rank and the first."""
+        ends = [home[0], home[-1]] if home and home[0] != home[-1] else [len(self.far) - 1, 0]
+        return bool(self.far) and bool(self.leaving(ends)[0] if len(self.far) > 1 else self.far[0])
+
     def share(self, chunks: int) -> float:
         """The share of messages between stages that leave their node, where stages go round the ranks ``chunks`` times."""
         hops = [*(self.far * chunks)][:-1]

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,19 @@ def _durations(plan: Plan, program: Program) -> dict[str, NDArray[np.float64]]:
     byte_s = (float(known["comm"][each - 1, 0]) - latency_s) / float(size[0])
     homes = [program.rank_of[copy * each:][:each] for copy in range(plan.copies)]
     messages = of_copies([timed_apart(links, home, size, latency_s, byte_s) for home in homes])
-    return {**known, **filled({"F": known["F"], **messages})}
+    return {**known, **filled({"F": known["F"], **messages}), **_tied(plan, links, homes, size, (latency_s, byte_s))}
+
+
+def _tied(plan: Plan, links: Links, homes: Sequence[Sequence[int]], size: NDArray[np.float64],
+          near: tuple[float, float]) -> dict[str, NDArray[np.float64]]:
+    """"AR" of a weight that the first and the last stage share: the plan's takes the link from the last rank to the first. size:
+    bytes of messages [units]; near: seconds of a message within a node and of each byte in it."""
+    if not plan.model.tie_weights or len(plan.stages) == 1:
+        return {}
+    was, now = (links.closes(home) for home in (plan.program.rank_of[:len(plan.stages)], homes[0]))
+    to, back = float(size.sum()) / plan.copies, plan.model.vocab_size * plan.model.n_embd * (2.0 if plan.dtype == "bf16" else 4.0)
+    more_s = 2 * (links.latency_s - near[0]) + (links.byte_s - near[1]) * (to + back)     # CostModel.tied_s
+    return {"AR": plan.durations["AR"] + (int(now) - int(was)) * more_s}
 
 
 def _compute(program: Program) -> Program:
