@@ -441,10 +441,10 @@ def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = 
     return _load(find_checkpoint(path), names, optimizer)
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """All of a step folder, of which each tensor is read and checked when it is asked for, and not kept: the ranks of a large model
-    take their own, one after another, and no machine holds a checkpoint for each of its ranks."""
-    return _load(folder, None, True, lambda tensors: tensors)
+def open_checkpoint(folder: Path, optimizer: bool = True) -> Checkpoint:
+    """All of a step folder, or all but its optimizer, of which each tensor is read and checked when it is asked for, and not kept:
+    the ranks of a large model take their own, one after another, and no machine holds a checkpoint for each of its ranks."""
+    return _load(folder, None, optimizer, lambda tensors: tensors)
 
 
 class _Tensors(Mapping[str, NDArray[np.float32]]):

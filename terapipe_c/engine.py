@@ -268,7 +268,7 @@ def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _Trainin
         agree_on_attention(job, comm, where["device"], where["backend"].dtype)
         comm = connect(job, comm, plan)
     engine = _TrainingEngine(job, plan, rank, comm)
-    if job["resume_from"] is None:
+    if not job["resume_from"] and not job["init_from"]:
         engine.load(_initial(plan.model, job["seed"], engine._shapes, comm))
     return engine
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import loads, make_folders, no_folder, path_of, write_text
-from .checkpoint import Checkpoint, check_names, load_checkpoint, param_shapes
+from .checkpoint import Checkpoint, check_names, find_checkpoint, load_checkpoint, open_checkpoint, param_shapes
 from .config import GPTConfig, brief, flag, real, unmasked, whole
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
 
@@ -124,7 +124,31 @@ def import_hf(folder: str | os.PathLike[str]) -> Imported:
     Names with or without "transformer." are taken, mask buffers are ignored. ValueError naming the file and the setting or
     tensor if it is no GPT-2 that this package can train.
     """
-    folder = path_of("folder", folder)
+    config, tensors = _open_hf(path_of("folder", folder))
+    return Imported(config, dict(tensors))
+
+
+class _Tensors(Mapping[str, NDArray[np.float32]]):
+    """The tensors of a transformers folder by their full names, each read when it is asked for."""
+
+    def __init__(self, found: Mapping[str, tuple[Path, TensorSpec]]) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return read_tensor(*self._found[name]).astype(np.float32, copy=False)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found      # a Mapping's own would read it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def _open_hf(folder: Path) -> tuple[GPTConfig, _Tensors]:
+    """What `import_hf` says, of which no tensor has been read."""
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"{'this is a file' if folder.exists() else 'nothing is here'}: a folder with a "
                                 "config.json and safetensors, as save_pretrained writes it, would be right", str(folder))
@@ -139,7 +163,7 @@ def import_hf(folder: str | os.PathLike[str]) -> Imported:
         found.pop("lm_head.weight", None)  # some writers store the tied weight twice
     model["bias"] = any(name.endswith(".bias") for name in found)
     config = GPTConfig(**model)
-    params = {}
+    taken = {}
     for name, shape in param_shapes(config).items():
         if name not in found:
             raise InvalidValueError(f"{folder}: tensor {name} is missing")
@@ -150,23 +174,26 @@ def import_hf(folder: str | os.PathLike[str]) -> Imported:
             )
         if spec.dtype not in ("F32", "F16", "BF16", "F64"):
             raise InvalidValueError(f"{path}: tensor {name} is {spec.dtype}; it must be a float type")
-        params[name] = read_tensor(path, spec).astype(np.float32, copy=False)
+        taken[name] = path, spec
     if found:
         name, (path, _) = next(iter(found.items()))
         raise InvalidValueError(f"{path}: tensor {name} belongs to no GPT-2 of this config")
-    return Imported(config, params)
+    return config, _Tensors(taken)
 
 
-def read_params(path: str | os.PathLike[str]) -> Checkpoint | Imported:
-    """A checkpoint without its optimizer, or a transformers folder where that is what lies there."""
+def open_params(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], Mapping[str, NDArray[np.float32]]]:
+    """Of a checkpoint, or a transformers folder where that is what lies there: its name in messages, the fields of its model, and
+    its parameters, each of which is read when it is asked for, and not kept."""
     folder = path_of("path", path)
     try:
-        return load_checkpoint(folder, optimizer=False)
+        saved = open_checkpoint(find_checkpoint(folder), optimizer=False)
+        return str(saved.path), saved.model_dict, saved.params
     except FileNotFoundError:
         # A run folder has a config.json too, but its tensors lie deeper.
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
             raise
-    return import_hf(folder)
+    config, tensors = _open_hf(folder)
+    return "init", config.to_dict(), tensors
 
 
 def _model_of(path: Path) -> dict[str, Any]:

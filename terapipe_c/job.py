@@ -29,7 +29,7 @@ from .schedule import CODE, WORK
 from .worker import CHECKPOINTS, GATHER_BYTES, HYPER
 
 __all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "check_run", "copies_of", "hosts_of", "largest_gather",
-           "make_folder", "make_job", "neighbours", "replicas_of"]
+           "initial", "make_folder", "make_job", "neighbours", "replicas_of"]
 
 ENGINE = "terapipe_c.engine:make_engine"
 TINY = float(np.finfo(np.float32).tiny)
@@ -55,7 +55,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
         raise _core.InvalidValueError("resume is True but out is None: the run folder to resume would be right")
     arrays: dict[str, NDArray[Any]] = {}
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
-                           "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
+                           "resume_from": None, "init_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, rank, local_rank)
     _check_store(plan, job, local_rank)
     if first:
@@ -68,6 +68,9 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
             Folder(folder).close()      # before its checkpoints are read, which a run that is under way removes
         found, before = _resume_from(folder, job, first, verify=local_rank is None)
         job.update(found)
+    elif local_rank is not None and isinstance(init, (str, os.PathLike)):
+        job["init_from"] = os.path.abspath(init)
+        initial(job)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
     job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays, before)
@@ -328,12 +331,24 @@ def _same_model(path: Path | str, saved: Mapping[str, Any], model: Any) -> None:
                                           f"{getattr(model, name)}")
 
 
+def initial(job: Mapping[str, Any]) -> Mapping[str, NDArray[np.float32]]:
+    """The parameters at the job's init_from, of which each is read when it is asked for: each rank of a large model takes its own.
+    Their names and shapes are the model's."""
+    from .interop import open_params
+
+    where, saved, params = open_params(job["init_from"])
+    _same_model(where, saved, SimpleNamespace(**job["model"]))
+    return params
+
+
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
     from .checkpoint import Checkpoint, check_finite, check_params
-    from .interop import Imported, read_params
+    from .interop import Imported, open_params
 
     if isinstance(init, (str, os.PathLike)):
-        init = read_params(init)
+        where, saved, tensors = open_params(init)
+        _same_model(where, saved, model)
+        init = dict(tensors)
     if not isinstance(init, (Mapping, Checkpoint, Imported)):
         raise _core.InvalidTypeError(f"init is {type(init).__name__}: a dict of arrays, a checkpoint, what tp.import_hf gave, or "
                                      "the path of one of both would be right")

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import secrets
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +17,22 @@ from numpy.typing import NDArray
 
 from . import _core, cuda, mpi
 from .backend import own_gpu
-from .checkpoint import STATE_FILE, verify_checkpoint
+from .checkpoint import STATE_FILE, check_finite, verify_checkpoint
 from .config import one_of
 from .device_comm import KINDS, kind_of, message_bytes
 from .environment import Place, find_place
-from .job import Folder, check_plan, copies_of, hosts_of, largest_gather, make_folder, make_job, neighbours, replicas_of
+from .job import (
+    Folder,
+    check_plan,
+    copies_of,
+    hosts_of,
+    initial,
+    largest_gather,
+    make_folder,
+    make_job,
+    neighbours,
+    replicas_of,
+)
 from .launch import launch
 from .outcome import Metrics, Outcome, Record
 from .progress import Beside, Progress
@@ -151,9 +163,10 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     data = dataset(job, arrays, "train")
     batch = _checksum(data.batch(job["first_step"]).tobytes())
     told = {"content of data": f"{data.num_tokens} tokens of fingerprint {data.fingerprint}, first batch {batch}"}
-    given = [zlib.crc32(array.data) for name, array in sorted(arrays.items()) if name.startswith("init/")]
+    given = {name.removeprefix("init/"): array for name, array in arrays.items() if name.startswith("init/")}
+    told["init"] = "a path" if job["init_from"] else "arrays" if given else "none"
     if given:
-        told["content of init"] = f"checksum {_checksum(repr(given).encode())}"
+        told["content of init"] = _content(given, threading.Event())
     if job["resume_from"]:
         state = (Path(job["resume_from"]) / STATE_FILE).read_bytes()
         told["content of the checkpoint"] = f"checksum {_checksum(state)}"
@@ -165,6 +178,18 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
         isa = _core.Kernels().isa
         told["instruction set (TERAPIPE_ISA chooses it, reproducible=False lets it differ)"] = ALIKE.get(isa, isa)
     return told
+
+
+def _content(params: Mapping[str, NDArray[Any]], in_vain: threading.Event) -> str:
+    """Of parameters, one after another, which must be finite. in_vain: nobody asks any more where it is set."""
+    sums = []
+    for name in sorted(params):
+        if not in_vain.is_set():
+            array = params[name]
+            check_finite("init", {name: array})
+            sums.append(zlib.crc32(array.data))
+            del array       # before the next one is read
+    return f"checksum {_checksum(repr(sums).encode())}"
 
 
 class _Rank:
@@ -207,6 +232,9 @@ class _Rank:
         job, arrays = make_job(**arguments, rank=self.place.rank, local_rank=self.place.local_rank)
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**_contents(job, arrays), **job})
+        if job["init_from"]:
+            given = initial(job)
+            self._compare({"content of init": meanwhile(self.comm, job["timeout_s"], lambda in_vain: _content(given, in_vain))})
         if job["resume_from"]:
             path = Path(job["resume_from"])
             meanwhile(self.comm, job["timeout_s"], lambda in_vain: verify_checkpoint(path, in_vain) if first else None)
@@ -249,7 +277,8 @@ class _Rank:
 
     def _compare(self, job: Mapping[str, Any]) -> None:
         """Every rank must have been given the same arguments."""
-        mine = {name: value for name, value in job.items() if name not in ("plan", "local_rank", "predicted_peak_memory_bytes")}
+        own = ("plan", "local_rank", "init_from", "predicted_peak_memory_bytes")    # the content of init is compared, not its place
+        mine = {name: value for name, value in job.items() if name not in own}
         everyone = share(self.comm, {name: _checksum(json.dumps(value, sort_keys=True).encode())
                                      for name, value in mine.items()})
         for rank, theirs in enumerate(everyone):

@@ -112,6 +112,10 @@ class _Training:
             saved = open_checkpoint(Path(self.job["resume_from"]))
             self.data.check_state(saved.data_state)
             self.engine.load(saved.params, saved.optimizer)
+        elif self.job["init_from"]:
+            from .job import initial
+
+            self.engine.load(initial(self.job), None)
         else:
             given = {name.removeprefix("init/"): arrays.pop(name) for name in list(arrays) if name.startswith("init/")}
             if given:

@@ -19,9 +19,10 @@ import pytest
 from ports import free_port
 
 import terapipe_c as tp
-from terapipe_c import _core, worker
+from terapipe_c import _core, interop, worker
+from terapipe_c.checkpoint import model_dict
 from terapipe_c.environment import PORTS, find_place, first_host
-from terapipe_c.job import neighbours
+from terapipe_c.job import initial, neighbours
 from terapipe_c.watch import Watch
 
 HERE = Path(__file__).resolve().parent
@@ -207,6 +208,33 @@ def test_what_ranks_must_share_is_compared_before_the_first_step(plans, tmp_path
     ends = run(files[2], data, mpich, 2, own=own, out=str(tmp_path / "run"))
     assert [end["error"] for end in ends] == ["InvalidValueError"] * 2 and all(words in end["text"] for end in ends), ends
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_begin_with_the_parameters_at_a_path(plans, tmp_path):
+    """Each rank read all of them, and a machine had to hold the model once for each of its ranks: now each reads one after another,
+    and keeps its own."""
+    _, files, data = plans
+    plan, train = tp.Plan.load(files[2]), {name: OPTIONS[name] for name in ("lr", "lr_schedule")}
+    params = tp.init_params(plan.model, 5)
+    tp.export_hf(tmp_path / "model", model=plan.model, params=params)
+    losses = [record.loss for record in tp.launch(plan, data, 2, init=params, processes=False, progress=False, **train)]
+    short = {"steps": 2, "eval_every": 0, "checkpoint_every": 0}
+    ends = run(files[2], data, mpich, 2, init=str(tmp_path / "model"), **short)
+    assert ends[0].get("losses") == ends[1].get("losses") == losses, ends
+    params["transformer.h.2.mlp.c_fc.weight"][3, 1] = np.nan     # of the last stage
+    saved = tp.save_checkpoint(tmp_path / "nan", plan.model, params)
+    for end in run(files[2], data, mpich, 2, init=str(saved), **short):
+        assert "init: transformer.h.2.mlp.c_fc.weight[3, 1] is nan" in end.get("text", ""), end
+
+
+def test_a_transformers_folder_is_read_tensor_by_tensor(plans, tmp_path, monkeypatch):
+    model, read, asked = tp.Plan.load(plans[1][2]).model, interop.read_tensor, []
+    params = tp.init_params(model, 5)
+    tp.export_hf(tmp_path / "model", model=model, params=params)
+    monkeypatch.setattr(interop, "read_tensor", lambda path, spec: asked.append(spec.name) or read(path, spec))
+    tensors = initial({"init_from": str(tmp_path / "model"), "model": model_dict(model)})
+    assert asked == [] and len(tensors) == len(params) and all(name in tensors for name in params) and asked == []
+    assert np.array_equal(tensors["transformer.ln_f.bias"], params["transformer.ln_f.bias"]) and asked == ["transformer.ln_f.bias"]
 
 
 # ---- the meeting, in threads -----------------------------------------------------------------------------------------
