@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import loads, make_folders, no_folder, path_of, write_text
-from .checkpoint import Checkpoint, check_names, find_checkpoint, load_checkpoint, open_checkpoint, param_shapes
+from .checkpoint import Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes
 from .config import GPTConfig, brief, flag, real, unmasked, whole
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
 
@@ -56,8 +56,9 @@ def export_hf(
     there, and what `load_checkpoint` raises.
     """
     folder = path_of("folder", folder)
+    opened = None
     if checkpoint is not None and not isinstance(checkpoint, (Checkpoint, Imported)):
-        checkpoint = load_checkpoint(checkpoint, optimizer=False)
+        opened = checkpoint = open_checkpoint(find_checkpoint(checkpoint), optimizer=False)   # a tensor is read when written
     if checkpoint is not None:
         model, params = model or checkpoint.model, checkpoint.params
     if model is None or params is None:
@@ -65,17 +66,20 @@ def export_hf(
     if not isinstance(params, Mapping):
         raise InvalidTypeError(f"params is {brief(params)}: {{name: float32 array}}, as of tp.init_params, would be right")
     param_shapes(model)
-    tensors = _with_biases(model, params)
+    shapes = param_shapes(_WithBias(model))
+    if opened is None or model != opened.model:
+        for _ in _with_biases(model, params, shapes):
+            pass        # all of it is right before anything is written
     check_names("params", params, model)
     make_folders(folder)
-    write_file(folder / "model.safetensors", tensors)
+    write_file(folder / "model.safetensors", _with_biases(model, params, shapes), shapes=shapes)
     write_text(folder / "config.json", json.dumps(hf_config(model), indent=2) + "\n")
     return folder
 
 
-def _with_biases(model: Any, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    tensors = {}
-    for name, shape in param_shapes(_WithBias(model)).items():
+def _with_biases(model: Any, params: Mapping[str, Any],
+                 shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, shape in shapes.items():
         if name in params:
             value = params[name]
             if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
@@ -84,12 +88,12 @@ def _with_biases(model: Any, params: Mapping[str, Any]) -> dict[str, NDArray[Any
             unmasked(f"parameter {name}", value)
             if value.shape != shape:
                 raise InvalidValueError(f"parameter {name} has shape {list(value.shape)}; the model needs {list(shape)}")
-            tensors[name] = value
+            yield name, value
+            del value       # before the next one is read
         elif name.endswith(".bias") and not model.bias:
-            tensors[name] = np.zeros(shape, np.float32)
+            yield name, np.zeros(shape, np.float32)
         else:
             raise InvalidValueError(f"params lack {name}")
-    return tensors
 
 
 def hf_config(model: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,20 +140,26 @@ def read_tensor(path: str | os.PathLike[str], spec: TensorSpec) -> NDArray[Any]:
 
 
 def write_file(
-    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str] | None = None
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, NDArray[np.float32]] | Iterable[tuple[str, NDArray[np.float32]]],
+    metadata: Mapping[str, str] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, str]:
-    """Write one float32 file from one process, whole or not at all; gives the checksum of each tensor."""
+    """Write one float32 file from one process, whole or not at all; gives the checksum of each tensor. arrays: or pairs of these
+    names and shapes in their order, of which each is made when it is asked for, and let go before the next."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    layout = lay_out(path.name, {name: array.shape for name, array in arrays.items()}, metadata)
+    pairs = arrays.items() if isinstance(arrays, Mapping) else arrays
+    layout = lay_out(path.name, {name: array.shape for name, array in pairs} if shapes is None else shapes, metadata)
     sums = {}
     try:
         with naming(path), temporary.open("wb") as file:
             file.write(layout.head)
-            for name, array in arrays.items():
+            for name, array in pairs:
                 data = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint8).data
                 sums[name] = checksum(data)
                 file.write(data)
+                del array, data
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import reference as ref
 
-from terapipe_c import InvalidTypeError, InvalidValueError
-from terapipe_c.checkpoint import load_checkpoint, model_dict, param_shapes
+from terapipe_c import InvalidTypeError, InvalidValueError, checkpoint, tensorfile
+from terapipe_c.checkpoint import load_checkpoint, model_dict, param_shapes, save_checkpoint
 from terapipe_c.generate import _Cache, _draw, generate, logits
 from terapipe_c.interop import export_hf, import_hf
 from terapipe_c.tensorfile import read_layout, read_tensor, write_file
@@ -224,6 +224,20 @@ def test_an_export_that_the_disk_does_not_take_leaves_what_was_there(tmp_path, m
         export_hf(tmp_path, model=MODEL, params={name: array + 1 for name, array in params.items()})
     assert caught.value.filename == str(tmp_path / "model.safetensors")
     assert same(import_hf(tmp_path).params, params) and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_checkpoint_is_exported_tensor_by_tensor(tmp_path, monkeypatch):
+    """All of it was read first: to convert a model took a machine that holds it."""
+    params, about = float_params(MODEL), []
+    saved = save_checkpoint(tmp_path / "run", MODEL, params)
+    monkeypatch.setattr(checkpoint, "read_tensor", lambda path, spec: about.append(spec.name) or read_tensor(path, spec))
+    monkeypatch.setattr(tensorfile, "checksum", lambda data: about.append(len(data)) or "")
+    assert same(import_hf(export_hf(tmp_path / "hf", tmp_path / "run")).params, params)
+    assert about == [word for name, array in params.items() for word in (name, array.nbytes)]
+    (saved / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match=f"tensor {list(params)[-1]} is damaged"):
+        export_hf(tmp_path / "hf", saved)
+    assert same(import_hf(tmp_path / "hf").params, params) and len(list((tmp_path / "hf").iterdir())) == 2
 
 
 def test_import_names_missing_files(tmp_path):
