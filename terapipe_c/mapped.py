@@ -144,7 +144,7 @@ def tokens_at(fd: int, place: Mapping[str, Any]) -> NDArray[Any]:
         tokens = np.memmap(file, dtype, "r", place["offset"], (place["count"],))
     with suppress(OSError):
         if os.path.samestat(os.stat(path), now):
-            tokens.filename = path      # by which `_file_of` knows it
+            tokens.filename = path      # type: ignore[misc, unused-ignore]  # by which `_file_of` knows it; final since NumPy 2.5
     return tokens
 
 
