@@ -3,19 +3,23 @@
 #include "csrc/model/waits.h"
 
 /* d(weight) of what waits, but for rows below a group, if there is as much as `most`. */
-static int32_t
+static int64_t
 flush(int64_t *waiting, int64_t most)
 {
     int64_t flushed = *waiting >= most ? *waiting - *waiting % TP_ROW_GROUP : 0;
     *waiting -= flushed;
-    return (int32_t)flushed;
+    return flushed;
 }
 
-static int32_t
+static int64_t
 pass(int64_t *waiting, int64_t rows, int64_t most)
 {
-    int32_t flushed = 0;
+    int64_t flushed = 0;
     while (rows > 0) {
+        if (*waiting == 0) { /* whole tiles, however many */
+            flushed += rows - rows % TP_HEAD_TILE;
+            rows %= TP_HEAD_TILE;
+        }
         int64_t room = TP_HEAD_TILE - *waiting, some = rows < room ? rows : room;
         *waiting += some;
         rows -= some;
@@ -38,7 +42,7 @@ rows_of(const head_cut *cut, int forward)
     if (whole && cut->slice < cut->slices - 1)
         return (tp_head_rows){0, 0, 0};
     int64_t begin = whole ? 0 : cut->begin, early = tp_head_forward_rows(cut->end) - tp_head_forward_rows(begin);
-    int32_t own = (int32_t)(cut->batch * (forward ? early : cut->end - begin - early));
+    int64_t own = cut->batch * (forward ? early : cut->end - begin - early);
     return (tp_head_rows){.own = own, .passed = own};
 }
 
@@ -51,7 +55,7 @@ walk_forward(tp_head_walk *walk, const head_cut *cut)
         walk->from = 0;
     if (cut->batch == 1) {
         int waits = !last && !haste && (cut->end - walk->from) / 3 < TP_HEAD_WORTH;
-        rows.passed = waits ? 0 : (int32_t)(tp_head_forward_rows(cut->end) - tp_head_forward_rows(walk->from));
+        rows.passed = waits ? 0 : tp_head_forward_rows(cut->end) - tp_head_forward_rows(walk->from);
         walk->from = waits ? walk->from : cut->end;
     }
     rows.flushed = pass(&walk->waiting[0], rows.passed, tp_head_tile_most(1, haste));
@@ -137,7 +141,7 @@ tp_weights_wait(int32_t slices, const int32_t *lengths, double *W)
 double
 tp_head_waits_s(const tp_cost_waits *waits, const tp_head_rows *rows, int forward)
 {
-    double least = waits->least, own = rows->own, passed = rows->passed;
+    double least = waits->least, own = (double)rows->own, passed = (double)rows->passed;
     double fair = !forward && own > 0.0 && own < least ? least : own;
     double pass = passed > 0.0 && passed < least ? least : passed;
     return waits->row_s * (pass - fair) + waits->flush_s * ((double)rows->flushed - own);

@@ -14,9 +14,9 @@ typedef struct {
 
 /* What an instruction does for the head, in rows. */
 typedef struct {
-    int32_t own;     /* of its slice, of those that F or I does */
-    int32_t passed;  /* logits and d(input): more than its own, or none, where F waits for rows */
-    int32_t flushed; /* d(weight) */
+    int64_t own;     /* of its slice, of those that F or I does */
+    int64_t passed;  /* logits and d(input): more than its own, or none, where F waits for rows */
+    int64_t flushed; /* d(weight) */
 } tp_head_rows;
 
 /* A walk over a step's micro-batches in order, each with all its F (slices ascending) and then all its I (descending). That is

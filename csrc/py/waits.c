@@ -15,9 +15,9 @@ put(void *context, int forward, int32_t slice, const tp_head_rows *rows)
 {
     const rows_out *out = context;
     int32_t *at = out->rows + 3 * ((forward ? 0 : out->units) + out->unit + slice);
-    at[0] = rows->own;
-    at[1] = rows->passed;
-    at[2] = rows->flushed;
+    at[0] = (int32_t)rows->own;
+    at[1] = (int32_t)rows->passed;
+    at[2] = (int32_t)rows->flushed;
 }
 
 static void
