@@ -146,7 +146,7 @@ def plan_slices(
 ) -> Any: ...
 def plan_slices_apart(
     forward: _SliceCost, backward: _SliceCost, stages: int, longest: int = 0, time_limit_s: float = 0.0, isa: int = 0,
-    comm: _SliceCost | None = None, memory: _Bytes | None = None,
+    comm: _SliceCost | None = None, memory: _Bytes | None = None, gap: float = 0.0,
 ) -> _Slices: ...
 def plan_shop(
     costs: list[_SliceCost], names: list[str], cost_of: _Int, chains: int = 1, longest: int = 0, memory: _Bytes | None = None,

@@ -320,6 +320,11 @@ def test_a_gap_ends_the_search_with_a_proof():
         near = planners.slice_tokens(Curve(), 48, seq_len=4096, granularity=1, gap=gap)
         assert near.gap <= gap and near.lower_bound_s <= exact.latency_s <= near.latency_s
         assert near.searches <= exact.searches
+    apart = planners.slice_tokens(Curve(), 48, seq_len=4096, granularity=1, bwd=True)
+    for gap in (5.0, 0.05, 2e-3):
+        near = planners.slice_tokens(Curve(), 48, seq_len=4096, granularity=1, bwd=True, gap=gap)
+        assert near.gap <= min(gap, 1.0) and near.lower_bound_s <= apart.latency_s <= near.latency_s
+        assert near.boxes < apart.boxes
     hasty = planners.slice_tokens(Curve(), 48, seq_len=4096, granularity=1, time_limit_s=1e-9)
     assert not hasty.optimal and 0 < hasty.gap and hasty.lower_bound_s <= exact.latency_s <= hasty.latency_s
     with pytest.raises(ValueError, match="gap is -1"):

@@ -47,6 +47,8 @@ typedef struct {
     tp_arena *arena;
     double depth; /* of the next reduced graph: a little more than its room had space for */
     double best, most, tolerance, deadline_s; /* most: the best plan's max f + max b */
+    double left;  /* part of the latency by which no better plan is looked for: of rounding, or of the gap that was asked */
+    double under; /* no plan is faster: of the first search */
     double at[2];       /* and each of these */
     tp_slice_plan *plan;
 } apart;
@@ -54,7 +56,7 @@ typedef struct {
 static double
 goal_of(const apart *a)
 {
-    return a->best - a->tolerance * a->best;
+    return a->best - a->left * a->best;
 }
 
 static int
@@ -291,7 +293,9 @@ push_all(apart *a)
         lower.low[l] = tp_slice_dp_last_slice(&a->dp, l);
     double least = search(a, all, largest);
     a->plan->boxes++;
-    if (!tighten(a, least, &lower, &shrunk))
+    int some = tighten(a, least, &lower, &shrunk);
+    a->under = lower.bound;
+    if (!some)
         return TP_OK;
     upper = lower;
     upper.low[2] = fmax(lower.low[2], a->most * (1.0 - a->tolerance));
@@ -318,7 +322,8 @@ run_boxes(apart *a)
         TP_TRY(examine(a, b));
     }
     a->plan->lower_bound_s = fmin(a->plan->optimal ? goal_of(a) : a->plan->lower_bound_s, goal_of(a));
-    a->plan->optimal &= a->tolerance <= MEANT || a->best == 0.0;
+    a->plan->lower_bound_s = fmax(a->plan->lower_bound_s, fmin(a->under, a->best - a->tolerance * a->best));
+    a->plan->optimal &= a->left <= MEANT || a->best == 0.0;
     return TP_OK;
 }
 
@@ -438,6 +443,7 @@ run_apart(apart *a, const tp_slice_options *options)
     a->tolerance = 1e-12 + 2.2e-16 * (a->dp.n + (a->dp.n + a->dp.weight) * quadratic / fmax(a->best, 1e-300));
     if (a->best > 0.0) /* at the low end of a double's range corners are rounded by more: boxes would not get smaller */
         a->tolerance += 1000.0 * DBL_TRUE_MIN * a->dp.weight / a->best;
+    a->left = fmax(a->tolerance, 1.0 - 1.0 / (1.0 + options->gap) - a->tolerance);
     if (a->dp.weight > 0.0)
         return run_boxes(a);
     a->plan->optimal = 1;

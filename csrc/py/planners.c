@@ -223,17 +223,19 @@ check_and_plan_apart(tp_slice_cost costs[2], double *least, const tp_slice_optio
 
 PyDoc_STRVAR(plan_slices_apart_doc,
              "plan_slices_apart($module, /, forward, backward, stages, longest=0, time_limit_s=0.0, isa=0, comm=None,\n"
-             "                  memory=None)\n--\n\n"
+             "                  memory=None, gap=0.0)\n--\n\n"
              "Least sum (f + b) + (stages - 1) (max f + max b).");
 static PyObject *
 plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"forward", "backward", "stages", "longest", "time_limit_s", "isa", "comm", "memory", NULL};
+    static char *names[] = {"forward", "backward", "stages", "longest", "time_limit_s", "isa", "comm", "memory",
+                            "gap", NULL};
     PyObject *forward, *backward, *comm = NULL, *memory = NULL, *result = NULL;
     int isa = 0;
     tp_slice_options options = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOi|idiOO:plan_slices_apart", names, &forward, &backward,
-                                     &options.stages, &options.longest, &options.time_limit_s, &isa, &comm, &memory) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOi|idiOOd:plan_slices_apart", names, &forward, &backward,
+                                     &options.stages, &options.longest, &options.time_limit_s, &isa, &comm, &memory,
+                                     &options.gap) ||
         check_options(isa) < 0 || tp_py_slice_memory(memory, &options.memory) < 0)
         return NULL;
     options.isa = (tp_slice_isa)isa;

@@ -57,7 +57,8 @@ class _Search(Answer):
     lower_bound_s: float
     """No plan is faster. With ``optimal`` it is ``latency_s`` less the rounding of double sums (about 1e-12 of it)."""
     optimal: bool
-    """False only if the time limit ended the search, or where rounding is more than 1e-9 of the latency (times near 5e-324 s)."""
+    """False only if the gap or the time limit ended the search, or where rounding is more than 1e-9 of the latency (times near
+    5e-324 s)."""
     stages: int
     searches: int
     """Dynamic programmes over all slices."""
@@ -292,9 +293,9 @@ def slice_tokens(
     the optimum is exact; elsewhere the latency is evaluated exactly, and ``optimal`` says whether the bound proves the plan.
     ``max_s`` is the largest t_i + x_i.
 
-    gap: end the search when the plan is proven within this fraction of the optimum (one more dynamic programme for each
-    better plan); for sequences too long to solve. time_limit_s: the best plan by then, with its bound (None: no limit). isa is
-    for tests (0: the best this machine has).
+    gap: end the search when the plan is proven within this fraction of the optimum (without ``bwd`` one more dynamic programme
+    for each better plan); for sequences too long to solve. time_limit_s: the best plan by then, with its bound (None: no limit).
+    isa is for tests (0: the best this machine has).
 
     InvalidValueError or InvalidTypeError name the argument, the cell and its value; InfeasibleError the slice that max_slice or
     memory rules out. Source: TeraPipe (Li et al., ICML 2021), its objective; the search is ours (csrc/plan/slice.c).
@@ -321,7 +322,7 @@ def slice_tokens(
         found = _core.plan_slices([forward], 1, count, gap=gap, **limits)
     else:
         backward = core_cost(t if bwd is True else bwd, unit, "bwd", "bwd")
-        found = _core.plan_slices_apart(forward, backward, count, **limits)
+        found = _core.plan_slices_apart(forward, backward, count, gap=gap, **limits)
     if message is not None and count > 1 and not all(_within(message, p) for p in (forward, backward) if p is not None):
         found = _overlapped(forward, backward, message, count, found, longest, held, limits["time_limit_s"])
     ((_, lengths),) = found[0]
