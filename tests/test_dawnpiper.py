@@ -500,6 +500,10 @@ def test_capuchin_swaps_what_the_bus_hides_first():
     slow = dawnpiper_binary(nodes, 1, 6.0, 1, "1f1b", 0.01)  # 100 s a tensor: recompute instead
     assert slow.recompute.sum() == 2 and slow.stage_time_s[0] == 18.0
     assert dawnpiper(nodes, 1, 6.0, 1, "1f1b", 0.01).stage_time_s[0] == 18.0
+    for fwd_s, bwd_s, Bps, time_s in ((1, 1, 0.1, 17.0), (1, 0.25, 0.2, 11.0), (0.25, 1, 0.2, 11.0)):
+        # The first: the bus hides 1.6 bytes a step. Others: between a pass and its backward lie four of the shorter ones at least.
+        got = dawnpiper_binary(nodes | {"fwd_s": np.full(n, fwd_s), "bwd_s": np.full(n, bwd_s)}, 1, 30.0, 5, "gpipe", Bps)
+        assert got.swap_bytes.sum() == got.recompute.sum() == 1 and got.stage_time_s[0] == time_s
 
 
 def test_a_tensor_is_made_again_from_the_nearest_that_is_kept():
