@@ -197,13 +197,14 @@ def test_a_long_sequence_of_a_prime_number_of_tokens_does_not_begin_with_a_searc
 def test_more_slices_than_the_reduced_graph_has_room_for():
     """One first slice costs most, whatever follows, and later ones cost their length: thousands of slices are part of a near plan."""
     rng = np.random.default_rng(1)
-    for stages in (100, 400, 1000, 400, 1000, 400, 1000):
+    for i, stages in enumerate((100, 400, 1000, 400, 1000, 400, 1000, 100, 400, 1000, 100, 400, 1000)):
         n = int(rng.integers(180, 257))
         s = np.arange(n + 1.0)
-        t = s[:, None] * (1 + 1e-6 * rng.random((n + 1, n + 1)))
-        t[:, 0] = np.where(s >= n // 2, n * (1 + 1e-6 * rng.normal(size=n + 1)) + s / stages, 30.0 * n)
-        rest = np.zeros(n + 1)
+        f, b = s[:, None] * (1 + 1e-6 * rng.random((2, n + 1, n + 1)))
+        for t in (f, b):
+            t[:, 0] = np.where(s >= n // 2, n * (1 + 1e-6 * rng.normal(size=n + 1)) + s / stages, 30.0 * n)
+        t, rest = f + b * (i > 6), np.zeros(n + 1)
         for j in range(n - 1, 0, -1):
             rest[j] = (t[1 : n - j + 1, j] + rest[j + 1 :]).min()
-        want, got = (stages * t[1:, 0] + rest[1:]).min(), planners.slice_tokens(t, stages)
+        want, got = (stages * t[1:, 0] + rest[1:]).min(), planners.slice_tokens(f, stages, bwd=b if i > 6 else None)
         assert got.optimal and abs(got.latency_s - want) < 1e-11 * want and got.edges > 1000
