@@ -155,6 +155,14 @@ def test_a_planner_in_c_stops_wherever_it_is(name, counted):
     assert strip(again) == strip(whole)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_simulation_of_a_plan_of_many_micro_batches_stops_too(schedule, counted):
+    """DawnPiper asks five questions to find this one; its step is 20 000 micro-batches through 48 stages."""
+    nodes = dict.fromkeys(("fwd_s", "bwd_s", "recompute_s", "activation_bytes", "param_bytes", "optimizer_bytes"), np.ones(48))
+    with within(60.5), pytest.raises(tp.DeadlineError, match="planner dawnpiper was stopped by the time limit"):
+        planners.dawnpiper(nodes, 48, np.inf, micro_batches=20_000, schedule=schedule)
+
+
 def strip(text):
     """Without the seconds that planning took."""
     return re.sub(r"(planned in:?|seconds=|in) ?[\d.e+-]+ ?(m|u|n)?s?", "", text)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 #include "csrc/plan/f1b.h"
 #include "csrc/plan/in_flight.h"
 
@@ -158,27 +159,46 @@ peak_of(const tp_memopt *m, const tp_dawnpiper_plan *plan, int x)
     return peak > limit && peak <= limit + rounding ? limit : peak;
 }
 
+/* Thousands of stages with as many micro-batches are billions of operations, and a plan is of no use without its step. */
+static tp_status
+ask(int64_t *steps, int more)
+{
+    *steps += 4 * (int64_t)more;
+    if (*steps < tp_deadline_steps)
+        return TP_OK;
+    *steps = 0;
+    return tp_deadline_check("dawnpiper");
+}
+
 /* ---- a step: end[x] is when stage x ended what it did last; the message between stages x and x + 1 takes link_s[x] either way
  * (of comm_s in csrc/sched/sched.h a stage has one, whichever way it sends) ---------------------------------------------- */
-static void
+static tp_status
 gpipe(const tp_dawnpiper_plan *plan, int micros, const double *forward, const double *backward, double *end)
 {
     int last = plan->stages - 1;
-    for (int q = 0; q < micros; q++)
+    int64_t steps = 0;
+    for (int q = 0; q < micros; q++) {
+        TP_TRY(ask(&steps, plan->stages));
         for (int x = 0; x <= last; x++)
             end[x] = fmax(end[x], x > 0 ? end[x - 1] + plan->link_s[x - 1] : 0.0) + forward[x];
-    for (int q = 0; q < micros; q++)
+    }
+    for (int q = 0; q < micros; q++) {
+        TP_TRY(ask(&steps, plan->stages));
         for (int x = last; x >= 0; x--)
             end[x] = fmax(end[x], x < last ? end[x + 1] + plan->link_s[x] : 0.0) + backward[x];
+    }
+    return TP_OK;
 }
 
 /* Slots as csrc/plan/f1b.h has them: `before` is where the neighbours were before the slot. */
-static void
+static tp_status
 one_f_one_b(const tp_dawnpiper_plan *plan, int micros, const double *forward, const double *backward, double *end, double *before)
 {
     int stages = plan->stages;
+    int64_t steps = 0;
     tp_f1b_op op;
     for (int slot = 0; slot < 2 * (stages + micros - 1); slot++) {
+        TP_TRY(ask(&steps, stages));
         memcpy(before, end, (size_t)stages * sizeof *end);
         for (int x = 0; x < stages; x++) {
             if (!tp_f1b_op_at(stages, micros, slot, x, &op))
@@ -188,6 +208,7 @@ one_f_one_b(const tp_dawnpiper_plan *plan, int micros, const double *forward, co
             end[x] = fmax(before[x], ready) + (op.backward ? backward[x] : forward[x]);
         }
     }
+    return TP_OK;
 }
 
 /* F is the forward time, B the rest of W: recomputation and waits for the bus are paid in backward. */
@@ -204,15 +225,14 @@ simulate(const tp_memopt *m, const tp_dawnpiper_plan *plan, double *seconds)
             forward[x] += m->nodes->forward_s[k];
         backward[x] = fmax(0.0, plan->stage_s[x] - forward[x]);
     }
-    if (m->options->flight == TP_FLIGHT_GPIPE)
-        gpipe(plan, m->options->micros, forward, backward, end);
-    else
-        one_f_one_b(plan, m->options->micros, forward, backward, end, before);
+    tp_status status = m->options->flight == TP_FLIGHT_GPIPE
+                           ? gpipe(plan, m->options->micros, forward, backward, end)
+                           : one_f_one_b(plan, m->options->micros, forward, backward, end, before);
     *seconds = 0.0;
     for (size_t x = 0; x < stages; x++)
         *seconds = fmax(*seconds, end[x]);
     free(forward);
-    return TP_OK;
+    return status;
 }
 
 tp_status
