@@ -81,6 +81,17 @@ def test_a_start_holds_whatever_ends_the_search():
     assert best.optimal and ask(one, 2 * memory, 1, best).step_time_s == best.step_time_s
 
 
+def test_a_plan_that_meets_its_bound_is_optimal_whoever_found_it():
+    """The search ends at once, before its own proof; its bound is what the start takes."""
+    layer = {"name": "a", "count": 5, "fwd_s": 4.0, "bwd_s": 8.0, "static_bytes": 0.0,
+             "strategies": [{"name": "n", "extra_bwd_s": 0.0, "activation_bytes": 6.0},
+                            {"name": "r", "extra_bwd_s": 4.0, "activation_bytes": 1.0}]}  # fmt: skip
+    best = tp.planners.bmpipe([layer], 3, 3, 14.0)
+    for start in (None, best):
+        plan = tp.planners.bmpipe([layer], 3, 3, 14.0, effort=1, start=start)
+        assert plan.step_time_s == best.step_time_s == 116.0 and plan.optimal
+
+
 def test_a_start_is_the_same_in_any_unit_of_time_and_every_time():
     asked, memory, good = lucky()
     layers, *rest, comm = asked

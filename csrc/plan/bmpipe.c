@@ -237,6 +237,8 @@ tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options,
     tp_status status = tp_bmpipe_plan_alone(layers, options, out);
     if (status == TP_OK && options->chunks > 1 && out->lower_bound_s < out->step_time_s * (1.0 - CLOSE))
         status = tp_bmpipe_or_groups(layers, options, start_ns, out);
+    if (status == TP_OK) /* a start, or groups, may have come to the bound that the search did not */
+        out->optimal |= out->lower_bound_s >= out->step_time_s * (1.0 - 2.0 * (TP_BMPIPE_SLACK + ROUNDED));
     out->seconds = (double)(tp_clock_ns() - start_ns) * 1e-9;
     return status;
 }
