@@ -335,6 +335,19 @@ def test_where_blocks_alone_are_too_much_no_plan_of_a_ladder_fits(planner):
     assert plans >= asked and said >= 3
 
 
+def test_a_tied_weight_s_gradient_and_moments_are_not_at_both_ends():
+    """They were counted at the embedding, which has none of them: nothing was said to fit where long positions beside it do."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=128, vocab_size=20000, block_size=60000)
+    left = dict.fromkeys(("data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s", "partition", "slicing"))
+    request = check_request(model, tp.Cluster(num_devices=2, memory_bytes=1e9, peak_flops=1e9), 2, 8, None, planner="dapple",
+                            schedule="1f1b", granularity=8, executable=False, **left, stages=2)
+    judge, slicing = request.judge(2), whole_sequences(request)
+    cuts = [((0, k), (k, model.num_blocks)) for k in range(1, model.num_blocks)]
+    least = min(max(judge.peak_bytes(judge.judge("1f1b", cut, slicing, 0))) for cut in cuts)
+    q = _question(judge, "dapple", "1f1b", slicing, 0.0, None)
+    assert ladder._cannot_fit(q, least * 9 // 10) and not ladder._cannot_fit(q, least)
+
+
 def test_more_memory_has_what_needs_least_where_that_is_faster():
     """Where stages are not cut exactly: it was looked for only where the first plan did not fit, and was faster by 0.8 %."""
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=8, vocab_size=8, block_size=24, tie_weights=False)
