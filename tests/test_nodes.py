@@ -31,6 +31,8 @@ def test_a_graph_is_ordered_and_its_cuts_counted():
     late = Nodes.from_graph({**nodes, "fwd_s": np.array([1.0, 5.0, 2.0, 1.0, 1.0])},
                             [*edges, ("right", "end")])  # fmt: skip
     assert late.edges[-1] == (3, 4, 4.0) or (1, 4, float(nodes["activation_bytes"][1])) in late.edges
+    two = random_nodes(np.random.default_rng(1), 4) | {"names": ["x", "y", "s", "t"], "fwd_s": [1, 1, 5, 1], "bwd_s": [1, 1, 1, 5]}
+    assert Nodes.from_graph(two, [("s", "x"), ("t", "y")]).names == ("s", "t", "y", "x")     # by the forward's start
 
 
 def test_an_edge_of_no_bytes_beside_others_is_order_alone():
@@ -212,6 +214,9 @@ def test_more_memory_fits_more_and_optimising_fits_most():
     assert tp.max_batch(model, 3, 1.5 * need, 6, planner="compute", optimise_memory=True).batch > batches["compute"]
     largest = tp.max_batch(model, 3, need, 6)
     assert "MaxBatch(" in repr(largest) and f"micro-batch: {largest.batch}<" in largest._repr_html_()
+    assert largest.samples_per_s == pytest.approx(6 * largest.batch / largest.plan.step_time_s)
+    asynchronous = tp.max_batch(model, 3, 1.5 * need, 6, "pipedream")               # whose step is a micro-batch's
+    assert asynchronous.samples_per_s == pytest.approx(asynchronous.batch / asynchronous.plan.period_s)
     own = tp.max_batch(model.nodes(), 3, need, 6, planner=lambda nodes, *a, **k: dawnpiper(nodes, *a, **k))
     assert own.planner == "<lambda>" and own.batch >= 1
     with pytest.raises(tp.InfeasibleError):
@@ -272,6 +277,8 @@ def test_the_largest_micro_batch_of_the_engine_is_what_tp_plan_fits():
             assert got.plan.executable and got.plan.slicing == [(wanted, [12])] * 3 and got.plan.ranks == 2
             assert got.samples_per_s == 3 * wanted / got.plan.step_time_s
     assert tp.max_batch(model, 2, 1e12, 3, planner="uniform", most=9, **given).batch == 9
+    measured = tp.CostModel.from_dict({**tp.CostModel.analytic(model, cluster).to_dict(), "source": "measured", "micro_batch": 3})
+    assert tp.max_batch(model, 2, 1e12, 3, planner="uniform", costs=measured, **given).batch == 3
     with pytest.raises(tp.InfeasibleError):
         tp.max_batch(model, 2, 1000, 3, planner="uniform", **given)
 
