@@ -271,10 +271,11 @@ def _slopes(columns: Float, seconds: Float) -> tuple[float, float]:
 def _share_of_context(rows: Sequence[float], seconds: Sequence[float], pair: float, a: Float, longest: int, batch: int) -> float:
     """How much of t_ctx may stay, so that no slice up to `longest` tokens of up to `batch` sequences takes less than a tenth
     of its time without context: few and noisy samples can give a plane that falls below zero where nothing was measured.
-    t_ctx is linear in the context, so its ends decide."""
+    t_ctx is linear in the context, so its ends decide; and both are linear in the sequences between those at which P bends."""
     S = np.arange(1.0, longest)
     share = 1.0
-    for b in range(1, batch + 1):
+    bends: list[Any] = [1.0, float(batch), *(np.clip(to(x / S), 1.0, batch) for x in rows for to in (np.floor, np.ceil))]
+    for b in bends if len(bends) < batch else range(1, batch + 1):
         base = _points(rows, seconds, b * S) + 0.5 * b * pair * S * S
         for C in (np.ones_like(S), longest - S):
             context = a[0] + b * (a[1] * S + a[2] * C + a[3] * S * C)

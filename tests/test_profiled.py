@@ -35,6 +35,8 @@ def test_what_noise_would_make_negative_is_not() -> None:
     a = np.eye(4) * -0.5                                       # a1: with b sequences of S tokens, as slow as 1 + b S / 100
     assert _share_of_context((0.0, 100.0), (1.0, 2.0), 0.0, a[1], 3, 4) == pytest.approx(0.9 * 1.08 / 4)
     assert _share_of_context((0.0, 100.0), (1.0, 2.0), 0.0, a[2], 11, 1) == pytest.approx(0.9 * 1.01 / 5)
+    bent = (0.0, 30.0, 60.0), (4.0, 4.0, 40.0)                 # least for its context at 30 sequences of a token after 3 others
+    assert _share_of_context(*bent, 0.0, a[2], 4, 1000) == pytest.approx(0.9 * 4 / (30 * 0.5 * 3))
 
 
 def test_what_the_head_adds_to_an_update_is_not_the_rows_that_wait_for_it(monkeypatch) -> None:
