@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import loads, make_folders, no_folder, path_of, write_text
-from .checkpoint import Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes
+from .checkpoint import STATE_FILE, Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes
 from .config import GPTConfig, brief, flag, real, unmasked, whole
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
 
@@ -185,17 +185,26 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, _Tensors]:
     return config, _Tensors(taken)
 
 
-def open_params(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], Mapping[str, NDArray[np.float32]]]:
-    """Of a checkpoint, or a transformers folder where that is what lies there: its name in messages, the fields of its model, and
-    its parameters, each of which is read when it is asked for, and not kept."""
+def find_params(path: str | os.PathLike[str]) -> Path:
+    """The step folder that `path` means, or the transformers folder where that is what lies there: the same one whatever is written
+    into a run folder meanwhile."""
     folder = path_of("path", path)
     try:
-        saved = open_checkpoint(find_checkpoint(folder), optimizer=False)
-        return str(saved.path), saved.model_dict, saved.params
+        return find_checkpoint(folder)
     except FileNotFoundError:
         # A run folder has a config.json too, but its tensors lie deeper.
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
             raise
+    return folder.absolute()
+
+
+def open_params(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], Mapping[str, NDArray[np.float32]]]:
+    """Of a checkpoint, or a transformers folder where that is what lies there: its name in messages, the fields of its model, and
+    its parameters, each of which is read when it is asked for, and not kept."""
+    folder = find_params(path)
+    if (folder / STATE_FILE).is_file():
+        saved = open_checkpoint(folder, optimizer=False)
+        return str(saved.path), saved.model_dict, saved.params
     config, tensors = _open_hf(folder)
     return "init", config.to_dict(), tensors
 

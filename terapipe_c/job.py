@@ -69,7 +69,9 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
         found, before = _resume_from(folder, job, first, verify=local_rank is None)
         job.update(found)
     elif local_rank is not None and isinstance(init, (str, os.PathLike)):
-        job["init_from"] = os.path.abspath(init)
+        from .interop import find_params
+
+        job["init_from"] = str(find_params(init))   # a run under way there moves on, and a rank would load what none has compared
         initial(job)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}

@@ -22,7 +22,7 @@ import terapipe_c as tp
 from terapipe_c import _core, interop, worker
 from terapipe_c.checkpoint import model_dict
 from terapipe_c.environment import PORTS, find_place, first_host
-from terapipe_c.job import initial, neighbours
+from terapipe_c.job import initial, make_job, neighbours
 from terapipe_c.watch import Watch
 
 HERE = Path(__file__).resolve().parent
@@ -235,6 +235,27 @@ def test_a_transformers_folder_is_read_tensor_by_tensor(plans, tmp_path, monkeyp
     tensors = initial({"init_from": str(tmp_path / "model"), "model": model_dict(model)})
     assert asked == [] and len(tensors) == len(params) and all(name in tensors for name in params) and asked == []
     assert np.array_equal(tensors["transformer.ln_f.bias"], params["transformer.ln_f.bias"]) and asked == ["transformer.ln_f.bias"]
+
+
+def test_ranks_load_the_checkpoint_that_they_compared(plans, tmp_path, monkeypatch):
+    """A run under way in init's folder wrote its next one meanwhile: a rank that came to load it later had that one's."""
+    plan, data = tp.Plan.load(plans[1][2]), plans[2]
+    old, new = tp.init_params(plan.model, 5), tp.init_params(plan.model, 6)
+    first = tp.save_checkpoint(tmp_path / "run", plan.model, old, step=1)
+    begin = {"out": None, "resume": False, "val_fraction": 0.0, "tokenizer": None, "local_rank": 0, **defaults()}
+    job, _ = make_job(plan, data, 2, init=tmp_path / "run", **begin)
+    tp.save_checkpoint(tmp_path / "run", plan.model, new, step=2)
+    name = "transformer.wte.weight"
+    assert np.array_equal(initial(job)[name], old[name]) and job["init_from"] == str(first.resolve())
+    monkeypatch.chdir(tmp_path / "run")
+    with pytest.raises(ValueError, match="empty"):      # it was the working directory
+        make_job(plan, data, 2, init="", **begin)
+
+
+def defaults():
+    taken = ("out", "init", "resume", "val_fraction", "tokenizer", "processes", "progress")
+    return {name: one.default for name, one in inspect.signature(tp.launch).parameters.items()
+            if one.default is not one.empty and name not in taken}
 
 
 # ---- the meeting, in threads -----------------------------------------------------------------------------------------
