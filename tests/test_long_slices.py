@@ -195,7 +195,7 @@ def test_a_long_sequence_of_a_prime_number_of_tokens_does_not_begin_with_a_searc
 
 
 def test_more_slices_than_the_reduced_graph_has_room_for():
-    """One first slice costs most, whatever follows, and later ones cost their length: thousands of slices are part of a near plan."""
+    """One first slice costs most, whatever follows, and later ones their length: thousands of slices are part of a near plan."""
     rng = np.random.default_rng(1)
     for i, stages in enumerate((100, 400, 1000, 400, 1000, 400, 1000, 100, 400, 1000, 100, 400, 1000)):
         n = int(rng.integers(180, 257))
