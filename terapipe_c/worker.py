@@ -106,20 +106,29 @@ class _Training:
         self.model = SimpleNamespace(**job["model"])
 
     def _load(self, arrays: dict[str, NDArray[Any]]) -> None:
+        if self.job["resume_from"] or self.job["init_from"]:
+            if self.job["backend"] == "cpu":
+                meanwhile(self.comm, self.job["timeout_s"], self._read)
+            else:       # a GPU's graphs are captured here, too, which the thread that trains does
+                self._read(threading.Event())
+        else:
+            given = {name.removeprefix("init/"): arrays.pop(name) for name in list(arrays) if name.startswith("init/")}
+            if given:
+                self.engine.load(given, None)
+
+    def _read(self, in_vain: threading.Event) -> None:
+        """This rank's own tensors, some of which may be many times those of another rank."""
         if self.job["resume_from"]:
             from .checkpoint import open_checkpoint
 
             saved = open_checkpoint(Path(self.job["resume_from"]))
             self.data.check_state(saved.data_state)
-            self.engine.load(saved.params, saved.optimizer)
-        elif self.job["init_from"]:
+            moments = {kind: _InTime(tensors, in_vain) for kind, tensors in (saved.optimizer or {}).items()}
+            self.engine.load(_InTime(saved.params, in_vain), moments)
+        else:
             from .job import initial
 
-            self.engine.load(initial(self.job), None)
-        else:
-            given = {name.removeprefix("init/"): arrays.pop(name) for name in list(arrays) if name.startswith("init/")}
-            if given:
-                self.engine.load(given, None)
+            self.engine.load(_InTime(initial(self.job), in_vain), None)
 
     def run(self) -> None:
         job, step = self.job, self.job["first_step"]
@@ -232,6 +241,27 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Eve
     finally:
         in_vain.set()
         thread.join()       # it reads the engine's memory, and writes in a folder that may have to go
+
+
+class _InTime(Mapping[str, NDArray[np.float32]]):
+    """Tensors of a file, of which no more are read once that is in vain."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], in_vain: threading.Event) -> None:
+        self._tensors, self._in_vain = tensors, in_vain
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        if self._in_vain.is_set():
+            raise _core.AbortedError("the run, or this rank, has ended")
+        return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors        # a Mapping's own would read it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def share(comm: _core.Comm, thing: Any) -> list[Any]:

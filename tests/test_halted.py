@@ -84,6 +84,24 @@ def test_a_slow_disk_is_no_rank_that_does_not_answer(tmp_path):
     assert tp.load_checkpoint(run.out).step == 2 and len(run.history) == 2
 
 
+def test_a_rank_that_reads_long_is_no_rank_that_does_not_answer(tmp_path, monkeypatch):
+    """Its part of a checkpoint may be many times another's: the others waited for timeout_s."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16)
+    data, read = np.arange(900) % 64, checkpoint.read_tensor
+    plan = tp.plan(model, tp.Cluster(2), batch=2, seq_len=16, planner="uniform", schedule="1f1b", executable=True)
+    options = {"out": tmp_path / "run", "processes": False, "progress": False, "lr_schedule": "constant"}
+    tp.launch(plan, data, 1, checkpoint_every=1, **options).wait(60)
+
+    def slow(path, spec):
+        if spec.name == "transformer.ln_f.weight" and threading.current_thread() is not threading.main_thread():
+            time.sleep(1.2)         # of rank 1
+        return read(path, spec)
+
+    monkeypatch.setattr(checkpoint, "read_tensor", slow)
+    run = tp.launch(plan, data, 2, resume=True, checkpoint_every=0, timeout_s=0.3, **options).wait(60)
+    assert [record.step for record in run.history] == [1]
+
+
 def test_a_disk_is_not_waited_for_in_vain():
     """As by Ctrl-C, or where another rank has failed: what is left to read or write of a large checkpoint is left."""
     region, begun, told = _core.Region.create(2, bytes([0, 1, 1, 0]), 4096, 64, False), threading.Event(), []
