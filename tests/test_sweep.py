@@ -70,7 +70,9 @@ def test_what_cannot_be_written_is_told_before_the_work(capsys, monkeypatch, tmp
 def test_a_trial_that_failed_is_tried_again(capsys, tmp_path):
     (tmp_path / "c.txt").write_bytes(bytes(range(32, 127)) * 40)
     argv = [*TRIAL, "--data", str(tmp_path / "c.txt"), "--steps", "20", "--lr", "1e30", "--out", str(tmp_path / "l.jsonl")]
-    assert run(capsys, *argv)[0] == 1 and run(capsys, *argv, "--retry-failed")[0] == 1
+    assert run(capsys, *argv)[0] == 1
+    run(capsys, *argv)      # which leaves it
+    assert len((tmp_path / "l.jsonl").read_text().splitlines()) == 1 and run(capsys, *argv, "--retry-failed")[0] == 1
     first, again = map(json.loads, (tmp_path / "l.jsonl").read_text().splitlines())
     assert first["status"] == again["status"] == "failed" and first["error"] == again["error"]
     (folder,) = tmp_path.glob("l.jsonl.runs/*")
