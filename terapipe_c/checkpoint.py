@@ -23,7 +23,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import check_writable, loads, make_folders, naming, no_folder, path_of
 from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
-from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
+from .tensorfile import FileLayout, OnDemand, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
 __all__ = ["Checkpoint", "CheckpointLayout", "CheckpointWriter", "check_finite", "check_names", "check_params", "find_checkpoint",
            "load_checkpoint", "model_dict", "open_checkpoint", "param_shapes", "save_checkpoint", "verify_checkpoint",
@@ -447,39 +447,30 @@ def open_checkpoint(folder: Path, optimizer: bool = True) -> Checkpoint:
     return _load(folder, None, optimizer, lambda tensors: tensors)
 
 
-class _Tensors(Mapping[str, NDArray[np.float32]]):
-    """The tensors of a checkpoint's file by name, each read, and held against its checksum, when it is asked for."""
+def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], keys: Mapping[str, str], sums: Mapping[str, str]) -> OnDemand:
+    """Those of a checkpoint's file by name, each held against its checksum when it is read. keys: those in the file, by name;
+    shapes, sums: of those in the file."""
+    layout = _layout_of(path, shapes)
 
-    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], keys: Mapping[str, str], sums: Mapping[str, str]) -> None:
-        """keys: those in the file, by name; shapes, sums: of those in the file."""
-        self._path, self._layout, self._keys, self._sums = path, _layout_of(path, shapes), keys, sums
-
-    def __getitem__(self, name: str) -> NDArray[np.float32]:
-        key = self._keys[name]
-        array = read_tensor(self._path, self._layout.tensors[key])
-        found, written = checksum(array.reshape(-1).view(np.uint8)), self._sums.get(key)
+    def read(name: str) -> NDArray[np.float32]:
+        key = keys[name]
+        array = read_tensor(path, layout.tensors[key])
+        found, written = checksum(array.reshape(-1).view(np.uint8)), sums.get(key)
         if found != written:
-            raise InvalidValueError(f"{self._path}: tensor {key} is damaged: its checksum is {found}, but {written} was written")
+            raise InvalidValueError(f"{path}: tensor {key} is damaged: its checksum is {found}, but {written} was written")
         return array
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._keys       # a Mapping's own would read it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
+    return OnDemand(keys, read)
 
 
-def _check(tensors: _Tensors, in_vain: threading.Event | None) -> Params:
+def _check(tensors: OnDemand, in_vain: threading.Event | None) -> Params:
     for name in tensors:
         if in_vain is None or not in_vain.is_set():
             tensors[name]
     return {}
 
 
-def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, take: Callable[[_Tensors], Any] = dict) -> Checkpoint:
+def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, take: Callable[[OnDemand], Any] = dict) -> Checkpoint:
     """take: what the checkpoint has for params and each kind of moments, from the tensors of its files."""
     state = read_state(folder / STATE_FILE)
     shapes = param_shapes(_Model(**state["model"]))
@@ -487,12 +478,12 @@ def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, take: Call
     unknown = [name for name in wanted if not isinstance(name, str) or name not in shapes]
     if unknown:
         raise InvalidValueError(f"{folder}: has no parameter {unknown[0] if isinstance(unknown[0], str) else brief(unknown[0])}")
-    params = take(_Tensors(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"]))
+    params = take(_tensors(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"]))
     moments = None
     if optimizer and OPTIMIZER_FILE in state["files"]:
         keys = {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
         moments = {
-            kind: take(_Tensors(folder / OPTIMIZER_FILE, keys, {name: f"{kind}.{name}" for name in wanted}, state["checksums"]))
+            kind: take(_tensors(folder / OPTIMIZER_FILE, keys, {name: f"{kind}.{name}" for name in wanted}, state["checksums"]))
             for kind in MOMENTS
         }
     return Checkpoint(folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"])

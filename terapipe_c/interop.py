@@ -17,7 +17,7 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import loads, make_folders, no_folder, path_of, write_text
 from .checkpoint import STATE_FILE, Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes
 from .config import GPTConfig, brief, flag, real, unmasked, whole
-from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
+from .tensorfile import OnDemand, TensorSpec, read_layout, read_tensor, write_file
 
 __all__ = ["Imported", "export_hf", "import_hf"]
 
@@ -132,26 +132,7 @@ def import_hf(folder: str | os.PathLike[str]) -> Imported:
     return Imported(config, dict(tensors))
 
 
-class _Tensors(Mapping[str, NDArray[np.float32]]):
-    """The tensors of a transformers folder by their full names, each read when it is asked for."""
-
-    def __init__(self, found: Mapping[str, tuple[Path, TensorSpec]]) -> None:
-        self._found = found
-
-    def __getitem__(self, name: str) -> NDArray[np.float32]:
-        return read_tensor(*self._found[name]).astype(np.float32, copy=False)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found      # a Mapping's own would read it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-
-def _open_hf(folder: Path) -> tuple[GPTConfig, _Tensors]:
+def _open_hf(folder: Path) -> tuple[GPTConfig, OnDemand]:
     """What `import_hf` says, of which no tensor has been read."""
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"{'this is a file' if folder.exists() else 'nothing is here'}: a folder with a "
@@ -182,7 +163,7 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, _Tensors]:
     if found:
         name, (path, _) = next(iter(found.items()))
         raise InvalidValueError(f"{path}: tensor {name} belongs to no GPT-2 of this config")
-    return config, _Tensors(taken)
+    return config, OnDemand(taken, lambda name: read_tensor(*taken[name]).astype(np.float32, copy=False))
 
 
 def find_params(path: str | os.PathLike[str]) -> Path:

@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from ._core import InvalidValueError
 from ._files import naming
 
-__all__ = ["FileLayout", "TensorSpec", "checksum", "lay_out", "no_checkpoint", "read_layout", "read_tensor", "write_file"]
+__all__ = ["FileLayout", "OnDemand", "TensorSpec", "checksum", "lay_out", "no_checkpoint", "read_layout", "read_tensor",
+           "write_file"]
 
 DTYPES = {
     "F64": "<f8",
@@ -62,6 +63,25 @@ class FileLayout:
     tensors: dict[str, TensorSpec]
     nbytes: int
     metadata: dict[str, str]
+
+
+class OnDemand(Mapping[str, NDArray[np.float32]]):
+    """Tensors by name, each read when it is asked for, and not kept."""
+
+    def __init__(self, names: Collection[str], read: Callable[[str], NDArray[np.float32]]) -> None:
+        self._names, self._read = names, read
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names      # a Mapping's own would read it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def checksum(data: Any) -> str:

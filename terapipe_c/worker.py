@@ -123,12 +123,12 @@ class _Training:
 
             saved = open_checkpoint(Path(self.job["resume_from"]))
             self.data.check_state(saved.data_state)
-            moments = {kind: _InTime(tensors, in_vain) for kind, tensors in (saved.optimizer or {}).items()}
-            self.engine.load(_InTime(saved.params, in_vain), moments)
+            moments = {kind: _in_time(tensors, in_vain) for kind, tensors in (saved.optimizer or {}).items()}
+            self.engine.load(_in_time(saved.params, in_vain), moments)
         else:
             from .job import initial
 
-            self.engine.load(_InTime(initial(self.job), in_vain), None)
+            self.engine.load(_in_time(initial(self.job), in_vain), None)
 
     def run(self) -> None:
         job, step = self.job, self.job["first_step"]
@@ -243,25 +243,16 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Eve
         thread.join()       # it reads the engine's memory, and writes in a folder that may have to go
 
 
-class _InTime(Mapping[str, NDArray[np.float32]]):
+def _in_time(tensors: Arrays, in_vain: threading.Event) -> Arrays:
     """Tensors of a file, of which no more are read once that is in vain."""
+    from .tensorfile import OnDemand
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], in_vain: threading.Event) -> None:
-        self._tensors, self._in_vain = tensors, in_vain
-
-    def __getitem__(self, name: str) -> NDArray[np.float32]:
-        if self._in_vain.is_set():
+    def read(name: str) -> NDArray[np.float32]:
+        if in_vain.is_set():
             raise _core.AbortedError("the run, or this rank, has ended")
-        return self._tensors[name]
+        return tensors[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors        # a Mapping's own would read it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+    return OnDemand(tensors, read)
 
 
 def share(comm: _core.Comm, thing: Any) -> list[Any]:
