@@ -143,10 +143,11 @@ def counted(count: int, noun: str) -> str:
 
 
 def human_count(value: float) -> str:
-    """1234567 -> '1.23M'."""
+    """1234567 -> '1.23M', and 999950 -> '1M', by what three digits leave of it: not 1e+03k."""
+    rounded = float(f"{value:.3g}")
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{unit}"
+        if abs(rounded) >= limit:
+            return f"{rounded / limit:.3g}{unit}"
     return f"{value:.0f}"
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from terapipe_c.config import Cluster, GPTConfig
+from terapipe_c.config import Cluster, GPTConfig, human_count
 
 PUBLISHED = {"gpt2-124m": 124_439_808, "gpt2-345m": 354_823_168, "gpt2-762m": 774_030_080, "gpt2-1558m": 1_557_611_200}
 
@@ -33,6 +33,12 @@ def tensors(m):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(name):
     assert GPTConfig.preset(name).num_params == PUBLISHED[name]
+
+
+def test_counts_that_round_up_to_the_next_unit_have_it():
+    """Almost a million tokens a second were 1e+03k of them."""
+    told = {0: "0", 999: "999", 999.7: "1k", 1000: "1k", 1_234_567: "1.23M", 999_499: "999k", 999_500: "1M", 999_950_000: "1B"}
+    assert {value: human_count(value) for value in told} == told
 
 
 def test_gpt3_presets_are_near_their_names():
