@@ -131,6 +131,8 @@ def test_every_kind_of_file_gives_the_same_batches(tmp_path):
     assert list(kinds.values()) == ["text", "nanoGPT", "llm.c", "llm.c", "npy"] + ["Megatron"] * 4
     saved = Dataset(tmp_path / "llama.bin", 20, 3, seed=5).save(tmp_path / "copy.npy")
     assert (Dataset(saved, 20, 3, seed=5).batch(2) == expected).all()
+    for name, kept in (("text.txt", "u1"), ("nano.bin", "<u2"), ("llama.bin", "<i4")):          # no wider than they were
+        assert np.load(Dataset(tmp_path / name, 20, 3).save(tmp_path / "copy.npy")).dtype == kept
 
 
 def test_more_tokens_than_an_int32_counts(tmp_path):

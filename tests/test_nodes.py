@@ -212,6 +212,7 @@ def test_more_memory_fits_more_and_optimising_fits_most():
         tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory="no")
     assert max(batches["compute"], batches["uniform"]) <= plain <= batches["dawnpiper"]
     assert tp.max_batch(model, 3, 1.5 * need, 6, planner="compute", optimise_memory=True).batch > batches["compute"]
+    assert dawnpiper(model.nodes(), 3, need).micro_batches == 3     # as many as stages
     largest = tp.max_batch(model, 3, need, 6)
     assert "MaxBatch(" in repr(largest) and f"micro-batch: {largest.batch}<" in largest._repr_html_()
     assert largest.samples_per_s == pytest.approx(6 * largest.batch / largest.plan.step_time_s)

@@ -392,3 +392,12 @@ def test_a_refusal_asks_for_no_more_than_any_number_of_ranks_needs(planner, devi
 
     each = [needed(stages=ranks) for ranks in (6, 3, 1)]
     assert needed() == min(each) < each[0]
+
+
+def test_of_open_numbers_of_ranks_a_planner_takes_its_fastest():
+    """Whichever of them it is: fewer ranks come later, and are faster where messages take long."""
+    cluster = dataclasses.replace(CLUSTER, num_devices=4)
+    for latency_s in (1e-6, 1.0):
+        plan = make("dapple", cluster=dataclasses.replace(cluster, link_latency_s=latency_s), schedule="1f1b")
+        assert len(plan.compared) == 3 and plan.step_time_s == min(seconds for _, seconds in plan.compared)
+        assert plan.ranks == (1 if latency_s == 1.0 else 4)
