@@ -7,6 +7,7 @@ import pytest
 from slice_tables import slicings
 
 import terapipe_c as tp
+from terapipe_c import _core
 from terapipe_c.config import KINDS
 from terapipe_c.cost import PHASES, Curve
 from terapipe_c.planning.judge import Judge, Replicas
@@ -159,3 +160,33 @@ def test_numbers_of_stages_between_two_that_are_cut_alike_are_told_their_own_sec
     assert [(p.stages, p.lengths, p.latency_s) for p in plans] == [(k, [1, 1, 1], 3.0 + k - 1) for k in (2, 9, 4)]
     assert all(own.lower_bound_s <= own.latency_s and own.lower_bound_s == pytest.approx(own.latency_s, rel=1e-9) for own in plans)
     assert tp.planners.SliceMemory(100.0, 1.0, 2.0, 3.0).in_units(4) == (100.0, 4.0, 32.0, 12.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("micros", [(1,), (3,), (1, 2), (1, 1, 1)])
+def test_the_core_finds_shortest_paths_over_more_units_than_a_vector_holds(micros, seed):
+    rng, n, ranks = np.random.default_rng(seed), 21, 2
+    s, c = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")
+    sums, ends, smooth, dense = np.zeros((ranks, 2)), [], [], []
+    for count in micros:
+        g, slope = rng.random((2, ranks, 2, n + 1)) + 0.1 * np.arange(n + 1), rng.random((ranks, 4)) * 0.02
+        g[1] += seed % 2     # with more of the core the way back is the longer bound
+        head, tail, fixed = rng.random((ranks, n + 1)) * 3, rng.random((ranks, n + 1)) * 3, rng.random((ranks, 2))
+        tables = np.zeros((2, ranks, n + 1, n + 1))
+        for r, i in np.ndindex(ranks, 2):
+            later = g[i, r, 1][:, None] + slope[r, 2 * i] * c + slope[r, 2 * i + 1] * s * c
+            tables[i, r] = np.where(c == 0, g[i, r, 0][:, None], later)
+            rest = np.zeros(n + 1)
+            for j in range(n - 1, 0, -1):
+                rest[j] = (tables[i, r, 1 : n - j + 1, j] + rest[j + 1 :]).min()
+            first = (tables[i, r, :, 0] + rest)[1:]
+            sums[r, i] += count * (first.min() + fixed[r, i])
+            ends.append((r, i, [(first + more[1:]).min() - first.min() for more in (head[r], tail[r], head[r] + tail[r])]))
+        smooth.append((count, g[0], g[1], head, tail, fixed, slope))
+        dense.append((count, tables[0], tables[1], head, tail, fixed, None))
+    want = 0.0
+    for r in range(ranks):
+        work, (first, last, both) = (np.min([e for k, i, e in ends if (k, i) == (r, way)], axis=0) for way in range(2))
+        want = max(want, sums[r, 0] + work[0], sums[r, 1] + (min(first + last, both) if sum(micros) > 1 else both))
+    for sizes in (smooth, dense):
+        assert _core.slicing_bound(sizes, ranks, n, 0.5) == pytest.approx(want + 0.5, rel=1e-10)

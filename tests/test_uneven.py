@@ -294,8 +294,9 @@ def test_flushes_equal_enumeration():
             least[q] = min(least[q - b] + once[b] for b in range(1, min(q, flight) + 1))
         got = planners.slice_batch_and_tokens(t, batch, stages, max_in_flight=flight)
         assert got.optimal and close(got.latency_s, least[batch]) and got.lower_bound_s <= least[batch]
+        assert close(got.lower_bound_s, least[batch])
         assert sum(got.flushes) == batch and max(got.flushes) <= flight
-        groups, at = list(got.slicing), 0
+        groups, at, all_s = list(got.slicing), 0, 0.0
         for flushed in got.flushes:  # the groups in order belong to the flushes
             total, largest, sequences = 0.0, 0.0, 0
             while sequences < flushed:
@@ -306,6 +307,8 @@ def test_flushes_equal_enumeration():
                 sequences, at = sequences + size, at + 1
             assert sequences == flushed
             least[0] += total + (stages - 1) * largest
+            all_s += total
+        assert close(all_s, got.total_s)
         assert at == len(groups) and close(least[0], got.latency_s)
         all_at_once = planners.slice_batch_and_tokens(t, batch, stages)
         assert all_at_once.flushes == [batch] and all_at_once.latency_s <= got.latency_s * (1 + 1e-12)
