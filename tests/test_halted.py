@@ -80,7 +80,7 @@ def test_a_rank_that_is_stopped_as_it_leaves_holds_no_run_up(tmp_path):
 
 def test_a_slow_disk_is_no_rank_that_does_not_answer(tmp_path):
     """A deadline that finds who is lost soon ended runs whose checkpoints go to a disk that takes its time."""
-    run = start(2, "SlowDisk", timeout_s=0.3, out=tmp_path / "run", checkpoint_every=2).wait(60)
+    run = start(2, "SlowDisk", timeout_s=0.6, out=tmp_path / "run", checkpoint_every=2).wait(60)
     assert tp.load_checkpoint(run.out).step == 2 and len(run.history) == 2
 
 
@@ -94,11 +94,11 @@ def test_a_rank_that_reads_long_is_no_rank_that_does_not_answer(tmp_path, monkey
 
     def slow(path, spec):
         if spec.name == "transformer.ln_f.weight" and threading.current_thread() is not threading.main_thread():
-            time.sleep(1.2)         # of rank 1
+            time.sleep(2.5)         # of rank 1
         return read(path, spec)
 
     monkeypatch.setattr(checkpoint, "read_tensor", slow)
-    run = tp.launch(plan, data, 2, resume=True, checkpoint_every=0, timeout_s=0.3, **options).wait(60)
+    run = tp.launch(plan, data, 2, resume=True, checkpoint_every=0, timeout_s=1.0, **options).wait(60)
     assert [record.step for record in run.history] == [1]
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -174,6 +175,9 @@ class SlowDisk(Engine):
         for owner, name in ((checkpoint.CheckpointWriter, "begin"), (checkpoint.CheckpointWriter, "finish")) if rank == 0 else (
                 (checkpoint, "write_tensors"),):
             setattr(owner, name, self.slowed(getattr(owner, name), 2 * job["timeout_s"]))
+        (Path(job["out"]) / f"begun-{rank}").touch()
+        while not (Path(job["out"]) / f"begun-{1 - rank}").exists():    # processes may begin further apart than a rank may wait
+            time.sleep(0.01)
 
     def slowed(self, call, seconds):
         def slow(*given, **named):
