@@ -101,6 +101,9 @@ class Dataset:
         self.tokens, self.source, self.kind = open_tokens(data, tokenizer)
         self._reader = Reader(self.tokens, data)
         self._first, self._end = self.check_split(split)
+        self._check()
+
+    def _check(self) -> None:
         check_tokens(self.tokens, self.vocab_size, self.source, self._reader)
 
     def check_split(self, split: str) -> tuple[int, int]:
@@ -215,6 +218,13 @@ class Dataset:
             ("source", f"{self.source}, {self.kind}"), ("tokens", f"{self.num_tokens:,}"),
             (self.split, f"{self.split_tokens:,} tokens, {self.split_tokens / self.num_tokens:.3g} of them"),
             ("a step", f"{counted(self.batch_size, 'sequence')} of {self.seq_len} tokens, drawn by seed {self.seed}")])
+
+
+class ReadBefore(Dataset):
+    """Of tokens that somebody else has read once or will: looked at when they are drawn. A file may take minutes to read."""
+
+    def _check(self) -> None:
+        pass
 
 
 def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[Any], str, str]:

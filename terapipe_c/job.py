@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,10 +36,11 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: bool, val_fraction: float, tokenizer: Any,
-             rank: int = 0, local_rank: int | None = None, **options: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+             rank: int = 0, local_rank: int | None = None, reading: Callable[[Callable[[], Any]], Any] = lambda read: read(),
+             **options: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The job of `launch`'s arguments (plain JSON) and the arrays that go with it; nothing is written. rank: who asks; 0
     will make the run folder. local_rank: this process is that one of its machine, which has started it; None: all ranks will
-    be of this machine."""
+    be of this machine. reading: calls, once, what reads all of the data and may take long, and gives what that gives."""
     first = rank == 0
     options = {**options, "steps": steps}
     check_plan(plan)
@@ -75,14 +76,14 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
         initial(job)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
-    job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays, before)
+    job["data"] = reading(lambda: _open_data(data, job, val_fraction, tokenizer, arrays, before))
     return job, arrays
 
 
 def check_run(data: Any, steps: int, out: Any, *, seq_len: int, batch: int, **options: Any) -> None:
     """What of `launch`'s arguments is wrong whatever the plan: told before anybody measures and plans, which takes longer. What
     all of the data would have to be read for is not."""
-    from .data import Dataset
+    from .data import ReadBefore
 
     options = {**options, "steps": steps}
     _check(options)
@@ -90,7 +91,7 @@ def check_run(data: Any, steps: int, out: Any, *, seq_len: int, batch: int, **op
     backend, devices = choose(options["backend"], options["dtype"]), options["devices"]
     if backend.name == "cpu" or devices is not None:
         place(backend, len(devices or ()), devices, [0] * len(devices or ()))
-    opened = Dataset(data, seq_len, batch, val_fraction=options["val_fraction"])
+    opened = ReadBefore(data, seq_len, batch, val_fraction=options["val_fraction"])
     if options["eval_every"]:
         opened.check_split("val")
 

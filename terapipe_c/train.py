@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,7 +229,11 @@ class _Rank:
 
     def _train(self, arguments: Mapping[str, Any]) -> RankRun:
         first = self.place.rank == 0
-        job, arrays = make_job(**arguments, rank=self.place.rank, local_rank=self.place.local_rank)
+
+        def reading(read: Callable[[], Any]) -> Any:   # a disk, or a tokenizer, which Ctrl-C need not wait for
+            return meanwhile(self.comm, float(arguments["timeout_s"]), lambda in_vain: read(), leave=True)
+
+        job, arrays = make_job(**arguments, rank=self.place.rank, local_rank=self.place.local_rank, reading=reading)
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**_contents(job, arrays), **job})
         if job["init_from"]:

@@ -215,10 +215,11 @@ class _Training:
             self.comm.barrier()
 
 
-def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Event], Any]) -> Any:
+def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Event], Any], leave: bool = False) -> Any:
     """What `work` gives, for which a disk may take longer than a rank may wait for another (patience_s, the same for all; 0: for
     ever): a thread does it, and meanwhile the ranks meet again and again: who is lost or stopped is noticed, who is at work is not
-    taken for it. All ranks call it, and leave together. work's Event is set where the run, or this rank, ends before it does."""
+    taken for it. All ranks call it, and leave together. work's Event is set where the run, or this rank, ends before it does.
+    leave: nobody waits for it then, since it only reads, and may not look at its Event for long."""
     in_vain = threading.Event()
     results: list[Any] = []
     errors: list[BaseException] = []
@@ -230,6 +231,7 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Eve
             errors.append(error)
 
     thread = Worker(run, name=f"the disk of {threading.current_thread().name}")
+    thread.daemon = leave
     start_all([thread], lambda why: None)
     try:
         while True:
@@ -240,7 +242,8 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Eve
                 return results[0]
     finally:
         in_vain.set()
-        thread.join()       # it reads the engine's memory, and writes in a folder that may have to go
+        if not leave:
+            thread.join()   # it reads the engine's memory, and writes in a folder that may have to go
 
 
 def _in_time(tensors: Arrays, in_vain: threading.Event) -> Arrays:
@@ -275,16 +278,14 @@ GATHER_BYTES = 4096  # max_gather_bytes of the regions that launch makes
 
 def dataset(job: Job, arrays: Arrays, split: str) -> Any:
     """The data set that a rank draws its batches from."""
-    from .data import Dataset
+    from .data import ReadBefore
 
     about = job["data"]
     source = about["path"] if about["path"] is not None else arrays["data"]
-    # No vocabulary here: the launcher has read every token before it started us. Batches are looked at again.
-    data = Dataset(source, job["seq_len"], job["batch"], seed=job["seed"], split=split, val_fraction=about["val_fraction"])
+    data = ReadBefore(source, job["seq_len"], job["batch"], job["seed"], split, about["val_fraction"], job["model"]["vocab_size"])
     if data.num_tokens != about["num_tokens"]:  # ranks would draw different batches, and nobody would see it
         raise _core.InvalidValueError(f"{data.source} has {data.num_tokens} tokens now and had {about['num_tokens']} when the run "
                                       "began: a file that nobody writes to would be right")
-    data.vocab_size = job["model"]["vocab_size"]
     return data
 
 

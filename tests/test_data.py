@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import inspect
 import lzma
 import os
 import struct
@@ -9,9 +10,11 @@ import struct
 import numpy as np
 import pytest
 
+import terapipe_c as tp
 import terapipe_c.data
 from terapipe_c import InvalidValueError
 from terapipe_c.data import BLOCK_TOKENS, Dataset, check_tokens, stdlib_corpus
+from terapipe_c.job import check_run
 from terapipe_c.worker import pack, unpack
 
 
@@ -395,3 +398,19 @@ def test_a_file_that_was_mapped_may_be_removed_once_it_is_on_its_way(tmp_path):
         unpack(*fds)
     for fd in fds:
         os.close(fd)
+
+
+def test_all_of_a_file_is_read_once(tmp_path, monkeypatch):
+    """Tokens that may be anything, of a file that is larger than the memory: each rank read them twice again before its first step,
+    and so did what is checked before anybody plans."""
+    times, check = [], terapipe_c.data.check_tokens
+    monkeypatch.setattr(terapipe_c.data, "check_tokens", lambda *given: times.append(given[1]) or check(*given))
+    np.save(tmp_path / "tokens.npy", ramp(900, np.int32))
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=16)
+    plan = tp.plan(model, tp.Cluster(2), batch=2, seq_len=16, planner="uniform", executable=True)
+    given = inspect.signature(tp.launch).parameters.items()
+    others = {name: one.default for name, one in given if name not in ("plan", "data", "steps", "out", "processes", "progress")}
+    check_run(tmp_path / "tokens.npy", 1, tmp_path / "run", seq_len=16, batch=2, **{**others, "eval_every": 1})
+    assert times == []
+    run = tp.launch(plan, tmp_path / "tokens.npy", 1, eval_every=1, processes=False, progress=False).wait(60)
+    assert times == [256] and len(run.history) == 1

@@ -120,6 +120,18 @@ def test_a_disk_is_not_waited_for_in_vain():
     assert told == [True]
 
 
+def test_who_only_reads_is_not_waited_for_where_the_run_ends():
+    """A tokenizer looks at no Event, and may take minutes."""
+    region, over = _core.Region.create(2, bytes([0, 1, 1, 0]), 4096, 64, False), threading.Event()
+    region.abort("EIO", 1, "rank 1: no space")
+    try:
+        with pytest.raises(AbortedError, match="rank 1: no space"):
+            worker.meanwhile(_core.Comm(region, 0, 20.0), 20.0, lambda in_vain: over.wait(60), leave=True)
+        assert any(thread.name.startswith("the disk of") and thread.daemon for thread in threading.enumerate())
+    finally:
+        over.set()
+
+
 def test_a_rank_that_is_stopped_in_a_step_is_named(tmp_path):
     """Whoever's wait was the longest: rank 0 may have waited for 1, which waited for 2."""
     model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=256, block_size=16)

@@ -210,6 +210,14 @@ def test_what_ranks_must_share_is_compared_before_the_first_step(plans, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_a_rank_may_read_its_data_for_longer_than_ranks_wait_for_each_other(plans, tmp_path):
+    """Of another disk, or with a tokenizer: it was the end of the run, before the first step."""
+    text = tmp_path / "text.txt"
+    text.write_text("who reads this takes his time " * 50)
+    ends = run(plans[1][2], text, mpich, 2, own="tokenizer", timeout_s=1.0, steps=1, eval_every=0, checkpoint_every=0)
+    assert len(ends[0].get("losses", ())) == 1 and ends[0]["losses"] == ends[1]["losses"], ends
+
+
 def test_ranks_begin_with_the_parameters_at_a_path(plans, tmp_path):
     """Each rank read all of them, and a machine had to hold the model once for each of its ranks: now each reads one after another,
     and keeps its own."""

@@ -2,7 +2,7 @@
 
 OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has done so many steps; "fail": it raises; "hang": it
 says so and does nothing more;
-"own": what each rank has of its own, "data" or "init", or "folder", a run folder that rank 1 does not see."""
+"own": what each rank has of its own, "data", "init" or "tokenizer", or "folder", a run folder that rank 1 does not see."""
 import json
 import os
 import signal
@@ -60,6 +60,8 @@ def main(plan, data, options):
         data = (np.arange(4000) + rank) % 256
     elif own == "init":
         options["init"] = tp.init_params(plan.model, rank)
+    elif own == "tokenizer":     # which takes rank 1 longer than a rank may wait for another
+        options["tokenizer"] = lambda text: time.sleep(2.5 * options["timeout_s"] * rank) or [ord(letter) % 256 for letter in text]
     elif own == "folder":
         blind(rank)
     try:
