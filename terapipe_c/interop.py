@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ def export_hf(
     Give a checkpoint (or its path), or model and params. transformers' GPT-2 always has biases: a model without gets
     zeros, which is the same function. A tied head is not stored, as transformers expects.
 
-    Raises TypeError or ValueError (arguments; params that are not those of the model), OSError, which leaves the file that was
+    Raises TypeError or ValueError (arguments; params that are not those of the model), OSError, which leaves what was
     there, and what `load_checkpoint` raises.
     """
     folder = path_of("folder", folder)
@@ -71,9 +72,15 @@ def export_hf(
         for _ in _with_biases(model, params, shapes):
             pass        # all of it is right before anything is written
     check_names("params", params, model)
+    there = folder.exists()
     make_folders(folder)
-    write_file(folder / "model.safetensors", _with_biases(model, params, shapes), shapes=shapes)
-    write_text(folder / "config.json", json.dumps(hf_config(model), indent=2) + "\n")
+    try:
+        write_file(folder / "model.safetensors", _with_biases(model, params, shapes), shapes=shapes)
+        write_text(folder / "config.json", json.dumps(hf_config(model), indent=2) + "\n")
+    except BaseException:
+        if not there:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 

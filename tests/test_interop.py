@@ -235,8 +235,10 @@ def test_a_checkpoint_is_exported_tensor_by_tensor(tmp_path, monkeypatch):
     assert same(import_hf(export_hf(tmp_path / "hf", tmp_path / "run")).params, params)
     assert about == [word for name, array in params.items() for word in (name, array.nbytes)]
     (saved / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes()[:-1] + b"?")
-    with pytest.raises(ValueError, match=f"tensor {list(params)[-1]} is damaged"):
-        export_hf(tmp_path / "hf", saved)
+    for folder in ("hf", "new"):
+        with pytest.raises(ValueError, match=f"tensor {list(params)[-1]} is damaged"):
+            export_hf(tmp_path / folder, saved)
+    assert not (tmp_path / "new").exists()
     assert same(import_hf(tmp_path / "hf").params, params) and len(list((tmp_path / "hf").iterdir())) == 2
 
 
