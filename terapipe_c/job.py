@@ -69,11 +69,8 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
             Folder(folder).close()      # before its checkpoints are read, which a run that is under way removes
         found, before = _resume_from(folder, job, first, verify=local_rank is None)
         job.update(found)
-    elif local_rank is not None and isinstance(init, (str, os.PathLike)):
-        from .interop import find_params
-
-        job["init_from"] = str(find_params(init))   # a run under way there moves on, and a rank would load what none has compared
-        initial(job)
+    elif isinstance(init, (str, os.PathLike)):
+        job["init_from"] = _find_initial(init, job, verify=local_rank is None)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
     job["data"] = reading(lambda: _open_data(data, job, val_fraction, tokenizer, arrays, before))
@@ -344,14 +341,23 @@ def initial(job: Mapping[str, Any]) -> Mapping[str, NDArray[np.float32]]:
     return params
 
 
+def _find_initial(init: str | os.PathLike[str], job: Mapping[str, Any], verify: bool) -> str:
+    """The job's init_from: a run under way there moves on, and a rank would load what nobody has looked at. verify: and read
+    all of it, one tensor after another, which ranks that meet others compare too, and do meanwhile."""
+    from .checkpoint import check_finite
+    from .interop import find_params
+
+    found = str(find_params(init))
+    params = initial({**job, "init_from": found})
+    for name in params if verify else ():
+        check_finite("init", {name: params[name]})
+    return found
+
+
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
     from .checkpoint import Checkpoint, check_finite, check_params
-    from .interop import Imported, open_params
+    from .interop import Imported
 
-    if isinstance(init, (str, os.PathLike)):
-        where, saved, tensors = open_params(init)
-        _same_model(where, saved, model)
-        init = dict(tensors)
     if not isinstance(init, (Mapping, Checkpoint, Imported)):
         raise _core.InvalidTypeError(f"init is {type(init).__name__}: a dict of arrays, a checkpoint, what tp.import_hf gave, or "
                                      "the path of one of both would be right")

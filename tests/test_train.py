@@ -229,10 +229,14 @@ def test_ranks_begin_with_the_parameters_at_a_path(plans, tmp_path):
     short = {"steps": 2, "eval_every": 0, "checkpoint_every": 0}
     ends = run(files[2], data, mpich, 2, init=str(tmp_path / "model"), **short)
     assert ends[0].get("losses") == ends[1].get("losses") == losses, ends
+    of = {"init": tmp_path / "model", "progress": False, **train}
+    assert [[record.loss for record in tp.launch(plan, data, 2, processes=each, **of)] for each in (False, True)] == [losses] * 2
     params["transformer.h.2.mlp.c_fc.weight"][3, 1] = np.nan     # of the last stage
     saved = tp.save_checkpoint(tmp_path / "nan", plan.model, params)
     for end in run(files[2], data, mpich, 2, init=str(saved), **short):
         assert "init: transformer.h.2.mlp.c_fc.weight[3, 1] is nan" in end.get("text", ""), end
+    with pytest.raises(ValueError, match=r"init: transformer\.h\.2\.mlp\.c_fc\.weight\[3, 1\] is nan"):
+        tp.launch(plan, data, 2, init=saved, progress=False)
 
 
 def test_a_transformers_folder_is_read_tensor_by_tensor(plans, tmp_path, monkeypatch):
@@ -251,7 +255,8 @@ def test_ranks_load_the_checkpoint_that_they_compared(plans, tmp_path, monkeypat
     old, new = tp.init_params(plan.model, 5), tp.init_params(plan.model, 6)
     first = tp.save_checkpoint(tmp_path / "run", plan.model, old, step=1)
     begin = {"out": None, "resume": False, "val_fraction": 0.0, "tokenizer": None, "local_rank": 0, **defaults()}
-    job, _ = make_job(plan, data, 2, init=tmp_path / "run", **begin)
+    job, arrays = make_job(plan, data, 2, init=tmp_path / "run", **begin)
+    assert arrays == {} == make_job(plan, data, 2, init=tmp_path / "run", **{**begin, "local_rank": None})[1]     # as of launch
     tp.save_checkpoint(tmp_path / "run", plan.model, new, step=2)
     name = "transformer.wte.weight"
     assert np.array_equal(initial(job)[name], old[name]) and job["init_from"] == str(first.resolve())
