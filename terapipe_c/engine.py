@@ -257,7 +257,7 @@ def _device_of(job: Mapping[str, Any], rank: int, members: int) -> dict[str, Any
 
 
 def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _TrainingEngine:
-    """A rank's engine, with the parameters that the job's seed gives."""
+    """A rank's engine, with the parameters that the job's seed gives, unless others are loaded."""
     from .plan import Plan
 
     plan = Plan.from_dict(job["plan"])
@@ -268,7 +268,7 @@ def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _Trainin
         agree_on_attention(job, comm, where["device"], where["backend"].dtype)
         comm = connect(job, comm, plan)
     engine = _TrainingEngine(job, plan, rank, comm)
-    if not job["resume_from"] and not job["init_from"]:
+    if job["drawn"]:
         engine.load(_initial(plan.model, job["seed"], engine._shapes, comm))
     return engine
 

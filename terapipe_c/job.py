@@ -56,7 +56,8 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
         raise _core.InvalidValueError("resume is True but out is None: the run folder to resume would be right")
     arrays: dict[str, NDArray[Any]] = {}
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
-                           "resume_from": None, "init_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
+                           "resume_from": None, "init_from": None, "drawn": not resume and init is None,     # from the seed
+                           "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, rank, local_rank)
     _check_store(plan, job, local_rank)
     if first:
