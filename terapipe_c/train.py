@@ -61,7 +61,7 @@ def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher:
             that MPI's. None: what TERAPIPE_COMM says, else "tcp". The results are the same bits; ranks meet, and are ended when one
             fails, over TCP with either. MPI is initialised if nobody has done so and then finalised when Python ends; no other
             thread may use it meanwhile, unless it was initialised with MPI_THREAD_MULTIPLE.
-        meeting_s: how long the ranks wait for each other at the beginning.
+        meeting_s: how long the ranks wait for each other at the beginning, and for the name of rank 0's host to be known.
         progress: as in `launch`, shown by rank 0.
         options: all others of `launch` but `processes`. `out` and the checkpoints in it must be seen by every rank: on several
             machines, a shared file system.

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from ports import free_port
@@ -93,6 +94,25 @@ def test_a_machine_that_vanishes_is_noticed_while_something_is_on_its_way_to_it(
     ends = ranks_apart("ip link set lo up", "ip link set lo down", "127.0.0.1", wait)
     for rank, (kind, text) in enumerate(ends):
         assert kind == "AbortedError" and f"rank {rank} was ended because rank " in text and "does not answer" in text, ends
+
+
+def test_a_name_may_get_its_address_while_ranks_wait(tmp_path):
+    """Containers start in any order, and what serves their names knows one when it is ready: the others' ranks ended at once."""
+    shim = tmp_path / "late_name.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(Path(__file__).with_name("late_name.c")), "-o", str(shim), "-ldl"], check=True)
+    code = f"""if True:
+        import sys
+        from terapipe_c import _core
+        rank = int(sys.argv[1])
+        region = _core.Region.create(2, bytes(4), 0, 64, False)
+        comm = _core.tcp_comm(region, rank, ["127.0.0.1", "rank0.late"][rank], {free_port()}, bytes(4), 64, meeting_s=30.0)
+        print(comm.allgather(b"%d" % rank).decode())
+        comm.close()
+    """
+    ranks = [subprocess.Popen([sys.executable, "-P", "-c", code, str(rank)], env={**os.environ, "LD_PRELOAD": str(shim)},
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [out for out, _ in said] == ["01\n"] * 2, said
 
 
 @needs_networks

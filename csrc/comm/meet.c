@@ -405,14 +405,18 @@ call_and_greet(const meeting *m, const struct addrinfo *address, int port, const
     return -1;
 }
 
+/* A name may get its address, or another one, while we wait: where containers start, as their first one does. */
 static tp_status
 call_rank_0(meeting *m)
 {
-    struct addrinfo *addresses;
-    const char *why = "no address";
-    TP_TRY(tp_socket_resolve(m->config->host, &addresses));
+    struct addrinfo *addresses = NULL;
+    const char *why = NULL;
     int fd = -1;
-    while (fd < 0) {
+    for (int64_t look_again = 0; fd < 0;) {
+        if (tp_clock_ns() >= look_again) {
+            tp_socket_look_up(m->config->host, &addresses, &why);
+            look_again = tp_clock_ns() + SECOND;
+        }
         for (int port = m->config->port; fd < 0 && port < m->config->port + m->config->ports; port++)
             for (const struct addrinfo *a = addresses; fd < 0 && a != NULL; a = a->ai_next)
                 fd = call_and_greet(m, a, port, &why);
@@ -420,7 +424,8 @@ call_rank_0(meeting *m)
             break;
         tp_clock_sleep_until(tp_clock_ns() + RETRY_NS);
     }
-    freeaddrinfo(addresses);
+    if (addresses != NULL)
+        freeaddrinfo(addresses);
     TP_TRY(is_on(m));
     if (fd < 0)
         return tp_fail(TP_ETIMEOUT, "rank %d did not reach rank 0 at %s:%d within %.3g s: %s", m->config->rank,

@@ -72,15 +72,17 @@ tp_socket_is_loopback(const char *host)
     return strcmp(host, "::1") == 0 ? AF_INET6 : strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ? AF_INET : 0;
 }
 
-tp_status
-tp_socket_resolve(const char *host, struct addrinfo **out)
+void
+tp_socket_look_up(const char *host, struct addrinfo **addresses, const char **why)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    int failure = getaddrinfo(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, NULL, &hints, out);
-    if (failure != 0)
-        return tp_fail(TP_EIO, "the address of rank 0 is '%s': %s; a name or address that every rank knows would be right", host,
-                       failure == EAI_SYSTEM ? strerror(errno) : gai_strerror(failure));
-    return TP_OK;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
+    int failure = getaddrinfo(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, NULL, &hints, &found);
+    if (failure == 0) {
+        if (*addresses != NULL)
+            freeaddrinfo(*addresses);
+        *addresses = found;
+    } else if (*addresses == NULL)
+        *why = failure == EAI_SYSTEM ? strerror(errno) : gai_strerror(failure);
 }
 
 static int

@@ -21,9 +21,10 @@ tp_socket_ms(int64_t deadline_ns);
  * network; else 0. */
 int
 tp_socket_is_loopback(const char *host);
-/* Addresses of the host for TCP, ended by freeaddrinfo. EIO names the host. */
-TP_MUST_USE tp_status
-tp_socket_resolve(const char *host, struct addrinfo **out);
+/* Addresses of the host for TCP as they are now, in place of *addresses (NULL: the first time), ended by freeaddrinfo. Where none
+ * are known, those stay that were; *why there never were any. */
+void
+tp_socket_look_up(const char *host, struct addrinfo **addresses, const char **why);
 /* Listen at the first free one of so many ports (port 0: any), on this machine's loopback of that family or, 0, on all its
  * interfaces; *found is the port. EIO. */
 TP_MUST_USE tp_status
