@@ -291,6 +291,20 @@ def test_a_guest_is_as_large_as_the_engine_sends_it():
         _core.guest_bytes(dimensions(model), 2, 2, 1, 8)
 
 
+def test_a_guest_that_is_remembered_is_one_of_as_many_sequences():
+    """One judge, and micro-batches of other sizes than before, on a link of which guests take most."""
+    model = GPTConfig(n_layer=3, n_head=2, n_embd=8, vocab_size=16, block_size=32)
+    slow = replace(CLUSTER, link_bandwidth_Bps=1e3)
+    judge, found = Judge(model, CostModel.analytic(model, slow), 4, 1, None), {}
+    for batch, tokens in ((1, 32), (3, 32), (1, 16), (1, 32)):
+        c = judge.judge(BPIPE, ((0, 5), (5, 6), (6, 7), (7, 8)), ((batch, (tokens,)),) * 8)
+        program, durations = by_hand(judge, c)
+        assert c.seconds == pytest.approx(program.simulate(durations).makespan_s, rel=1e-12)
+        found[batch, tokens] = c.seconds
+        judge._seen.clear()
+    assert found[3, 32] > 2 * found[1, 32] > 2 * found[1, 16]
+
+
 def test_the_core_refuses_what_does_not_fit_together():
     model = GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=32)
     judge = Judge(model, CostModel.analytic(model, CLUSTER), 2, 1, None)

@@ -190,3 +190,14 @@ def test_the_core_finds_shortest_paths_over_more_units_than_a_vector_holds(micro
         want = max(want, sums[r, 0] + work[0], sums[r, 1] + (min(first + last, both) if sum(micros) > 1 else both))
     for sizes in (smooth, dense):
         assert _core.slicing_bound(sizes, ranks, n, 0.5) == pytest.approx(want + 0.5, rel=1e-10)
+
+
+@pytest.mark.parametrize("detours", [(5.0, 9.0), (9.0, 5.0)])
+def test_one_micro_batch_may_be_both_the_first_and_the_last(detours):
+    """A whole sequence at once takes a detour, but has no way to and from the rank: one detour pays for both, of either size."""
+    sizes = []
+    for detour in detours:
+        table, way = np.zeros((1, 3, 3)), np.array([[0.0, 10.0, 0.0]])
+        table[0, 2, 0] = detour
+        sizes.append((1, table, table, way, way, np.zeros((1, 2)), None))
+    assert _core.slicing_bound(sizes, 1, 2, 0.5) == pytest.approx(5.5)
