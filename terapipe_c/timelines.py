@@ -51,7 +51,8 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
             from .view import measured_timeline
 
             rows = read_entry(path / "trace.json", "rows", list)["rows"]
-            return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows])
+            program = tp.Plan.load(str(path / "plan.json")).program
+            return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows], program)
         return "planned timeline of a run", tp.Plan.load(str(path / "plan.json")).timeline()
     try:
         raw = no_folder(path).read_bytes()      # once: it may be a pipe

@@ -89,9 +89,9 @@ def write(path: str | os.PathLike[str], text: str) -> None:
     write_text(path, text)
 
 
-def measured_timeline(rows: Sequence[tuple[Any, ...]]) -> Timeline:
-    """The timeline of an engine's trace: rows (rank, op, stage, micro, slice, start_s, end_s)."""
-    return Timeline.from_intervals(rows)
+def measured_timeline(rows: Sequence[tuple[Any, ...]], program: Program) -> Timeline:
+    """The timeline of an engine's trace: rows (rank, op, stage, micro, slice, start_s, end_s) of the program that it ran."""
+    return Timeline.from_intervals(rows, program=program)
 
 
 # ---- numbers for people ----------------------------------------------------------------------------------------------------

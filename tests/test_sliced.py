@@ -1,6 +1,8 @@
 """AutoPipe's sliced 1F1B: forwards of the first micro-batches in halves along the batch, proved, timed and run."""
 
+import argparse
 import itertools
+import json
 import math
 import random
 
@@ -10,7 +12,7 @@ from mutations import checked
 from test_engine import HYPER, alone, everything, partition_of, problem, ranks_do, same, step
 
 import terapipe_c as tp
-from terapipe_c import _core
+from terapipe_c import _core, timelines
 from terapipe_c.engine import rank_memory
 from terapipe_c.planning.judge import Candidate, Judge
 from terapipe_c.report import resimulated
@@ -400,11 +402,24 @@ def test_a_measured_trace_is_the_program_again():
     assert line.lower_bound_s <= line.makespan_s
 
 
+@pytest.mark.parametrize("program", [tp.schedules.sliced_1f1b(4, 6, 2), tp.schedules.dualpipe_v(2, 8)],
+                         ids=["halves", "backwards in one and in two"])
+def test_what_some_micro_batches_do_not_do_is_no_skew_of_the_measured_ones(program):
+    cost = {"F": 2.0, "B": 5.0, "I": 2.0, "W": 3.0}
+    line = program.simulate(cost)
+    for known in (program, None):
+        measured = tp.Timeline.from_intervals(line.intervals, program=known).bubbles
+        assert line.bubbles["slice_skew"] == measured["slice_skew"] == 0.0
+        if known is not None:
+            assert measured == pytest.approx(line.bubbles, abs=1e-9)
+
+
 # ---- planned, launched -----------------------------------------------------------------------------------------------
 
 MODEL = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=32, block_size=16)
 CLUSTER = tp.Cluster(num_devices=3, devices_per_node=3, memory_bytes=1e9, link_latency_s=1e-7, link_bandwidth_Bps=1e10,
                      peak_flops=1e9)  # fmt: skip
+CUT = [(2, [16])] * 2 + [(3, [16])] + [(1, [16])]
 
 
 def test_a_step_of_halves_is_as_long_again_from_its_own_operations():
@@ -416,8 +431,20 @@ def test_a_step_of_halves_is_as_long_again_from_its_own_operations():
         assert resimulated(program, line.intervals) == pytest.approx(line.makespan_s)
 
 
+def test_what_is_shown_of_a_runs_folder_is_by_its_own_program(tmp_path):
+    """The times alone do not tell of messages that wait for the second half."""
+    plan = tp.plan(MODEL, CLUSTER, 8, 16, schedule="sliced-1f1b", slicing=CUT, partition=[(0, 2), (2, 4), (4, 6)])
+    line = plan.program.simulate({"F": [2.0, 1.0, 1.0], "I": 2.0, "W": 1.0})
+    names = [(rank, _core.OPS[op], *rest) for rank, op, *rest in line.intervals.tolist()]
+    assert tp.Timeline.from_intervals(names).bubbles["comm"] > 0.5
+    plan.save(tmp_path / "plan.json")
+    (tmp_path / "trace.json").write_text(json.dumps({"rows": names}))
+    what, shown = timelines.timeline_of(tmp_path, argparse.Namespace())
+    assert what == "measured timeline of the last step" and shown.bubbles == pytest.approx(line.bubbles, abs=1e-9)
+
+
 def test_plan_halves_what_helps_and_predicts_it():
-    cut = [(2, [16])] * 2 + [(3, [16])] + [(1, [16])]
+    cut = CUT
     plan = tp.plan(MODEL, CLUSTER, 8, 16, schedule="sliced-1f1b", slicing=cut, partition=[(0, 2), (2, 4), (4, 6)])
     assert plan.schedule == "sliced-1f1b" and plan.slicing == cut
     assert "a" in str(plan.program) and "in halves along the batch" in plan.explain()
