@@ -277,6 +277,9 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
         refused(ValueError, r"old\.idx: a Megatron index of an older kind \(TNTIDX\): one that starts with MMIDIDX", name)
     refused(ValueError, r"t\.idx: 12 bytes of a Megatron index, whose header alone has 34: truncated", "t.idx", b"MMIDIDX\0\0abc")
     refused(ValueError, r"y\.idx: .*truncated", "y.idx", b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 5, 6))
+    write_megatron(tmp_path, [ramp(250), ramp(250)], name="pair")   # within its documents, which come last
+    refused(ValueError, r"pair\.idx: 2 sequences and 3 documents need 82 bytes, but it has 81: truncated", "pair.idx",
+            (tmp_path / "pair.idx").read_bytes()[:-1])
 
 
 def test_a_text_is_not_taken_for_its_name():

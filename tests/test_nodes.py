@@ -150,6 +150,10 @@ def test_a_gpt_at_tensor_granularity():
     assert nodes.cut_bytes[0] == stream and nodes.cut_tensors[0] == 1  # behind the embedding
     assert nodes.cut_bytes[5] == nodes.cut_bytes[10] == stream  # behind a block
     assert nodes.cut_bytes[2] == 4 * stream and nodes.cut_tensors[2] == 2  # qkv, and the stream past it
+    # what a node reads and writes, and the gradients of both
+    assert (nodes.working_bytes[:6] == 2 * stream * np.array([1, 2, 4, 4, 2, 2])).all()
+    attention, qkv = nodes.fwd_s[3], nodes.fwd_s[2]   # a token attends to itself and half of the others
+    assert math.isclose(attention / qkv, (4 * width * 6.5 + 4 * 4 * width * 6) / (6 * width * width + 4 * 4 * width * 6))
     assert nodes.recompute_s[5] == nodes.fwd_s[5] + nodes.fwd_s[4]  # a residual needs its projection again, which keeps nothing
     assert model.nodes() == model.nodes(tp.CostModel.analytic(model, cluster))
     assert np.allclose(model.nodes(costs, micro_batch=4).activation_bytes, 4 * model.nodes(costs).activation_bytes)

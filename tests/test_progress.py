@@ -187,6 +187,34 @@ def test_the_rate_of_a_run_that_is_waited_for_late_is_since_its_start(monkeypatc
     assert re.search(r"200/200 \[16:4\d<00:00, +5\.0\ds/step", sys.stderr.getvalue()), sys.stderr.getvalue()
 
 
+def told(step):
+    return [SimpleNamespace(step=step, loss=1.0, tokens_per_s=1.0)]
+
+
+def test_the_bar_of_a_run_that_goes_on_begins_where_the_one_before_ended(monkeypatch):
+    """Its rate is of its own steps alone."""
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(sys, "stderr", Stream(0, lambda: None))
+    shown = progress.Progress(True, 150, 200)
+    monkeypatch.setattr(shown, "_begun", shown._begun - 1000)
+    shown.show([], False)
+    shown.show(told(174), False)
+    shown.show(told(199), True)
+    said = sys.stderr.getvalue()
+    assert "75%" in said.split("\r")[1] and "150/200" in said and re.search(r"200/200 \[16:4\d<00:00, +20\.\d\ds/step", said), said
+
+
+def test_a_log_is_told_the_first_step_the_last_and_now_and_then_one(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    shown = progress.Progress(True, 0, 100)
+    for step in range(100):
+        shown.show(told(step), step == 99)
+        now[0] += 1.5
+    assert [int(line.split()[0]) for line in sys.stderr.getvalue().splitlines()] == [*range(1, 100, 7), 100]
+
+
 def test_ctrl_c_while_a_bars_thread_starts_leaves_it_not_waiting(monkeypatch):
     begin = threading.Thread.start
     threads = []
