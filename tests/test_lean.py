@@ -212,6 +212,22 @@ def test_pairs_of_stages_that_are_faster_are_not_left_out(name, seed):
     assert min(height(cut) for cut in found if cut) == pytest.approx(least, rel=1e-12)
 
 
+@pytest.mark.parametrize("seed, layers", [(530, 3), (896, 4)])
+def test_a_stage_in_the_middle_of_pairs_may_be_the_slowest(seed, layers):
+    """Ranks that keep each other's activations, an odd number of them: the one in the middle has no peer, but takes time too."""
+    rng, ranks = np.random.default_rng(seed), 5
+    model = instance(rng)
+    assert model.n_layer == layers and rng.choice([3, 5]) == ranks
+    slicing = ((1, (model.block_size,)),) * (2 * ranks)
+    judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), ranks, 1, None)
+    program = judge.lowered(judge.judge("bpipe", tuple(even_partition(model, ranks)), slicing, 0))
+    peaks = {cut: max(rank_memory(model, cut, slicing, program)) for cut in cuts(model.num_blocks, ranks)}
+    seconds, limit = rng.integers(1, 9, model.num_blocks).astype(float), int(np.quantile(list(peaks.values()), 0.2))
+    found = [cut_stages(model, slicing, program, limit, seconds, by_pairs=pairs) for pairs in (False, True)]
+    longest = {cut: max(seconds[a:e].sum() for a, e in cut) for cut in peaks}
+    assert min(longest[tuple(cut)] for cut in found if cut) == min(longest[cut] for cut in peaks if peaks[cut] <= limit)
+
+
 @pytest.mark.parametrize("name, chunks, width", [("interleaved", 3, 1 << 20), ("hanayo", 4, 1 << 20), ("interleaved", 3, 1 << 23)])
 def test_stages_of_a_petabyte_are_cut_like_others(name, chunks, width):
     """Bytes of ranks are added up weighted: of 560 TB and more 64 bits were not enough, and what was read lay beyond a table."""
