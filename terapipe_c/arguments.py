@@ -130,7 +130,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--slices", type=int, help="token slices of a micro-batch of a named schedule (default 1)")
     p.add_argument("--chunks", type=int, help="stages a rank of interleaved, looped-bfs and hanayo (default 2)")
     p.add_argument("--split", type=int, help="micro-batches that sliced-1f1b halves (default 1)")
-    p.add_argument("--fwd", type=float, help="seconds of one F of a program or schedule (default 1)")
+    p.add_argument("--fwd", type=float, help="seconds of one F, or R, of a program or schedule (default 1)")
     p.add_argument("--bwd", type=float, help="seconds of one B of a program or schedule (default 2)")
     p.add_argument("--comm", type=float, help="seconds of one message of a program or schedule (default 0)")
     picture_flags(p)
@@ -157,7 +157,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p = add("view", "draw a plan, a run or a program, or print its timeline",
             "terapipe view runs/a --html timeline.html --trace trace.json")
     p.add_argument("path", help="a plan file, a run folder, or a program's text")
-    p.add_argument("--fwd", type=float, help="seconds of one F of a program (default 1)")
+    p.add_argument("--fwd", type=float, help="seconds of one F, or R, of a program (default 1)")
     p.add_argument("--bwd", type=float, help="seconds of one B of a program (default 2)")
     p.add_argument("--comm", type=float, help="seconds of one message of a program (default 0)")
     picture_flags(p)

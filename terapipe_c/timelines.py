@@ -75,7 +75,7 @@ def _or(given: Any, usual: Any) -> Any:
 
 def _timed(program: Any, args: argparse.Namespace) -> Any:
     fwd, bwd, comm = (_or(getattr(args, name), usual) for name, usual in TIMES.items())
-    return program.simulate({"F": fwd, "B": bwd, "I": bwd / 2, "W": bwd / 2}, comm_s=comm)
+    return program.simulate({"F": fwd, "B": bwd, "I": bwd / 2, "W": bwd / 2, "R": fwd}, comm_s=comm)
 
 
 def named(args: argparse.Namespace) -> Any:

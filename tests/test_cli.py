@@ -393,6 +393,9 @@ def test_simulate_a_named_schedule_and_its_text(capsys, tmp_path):
     code, out, err = run(capsys, "view", tmp_path / "p.txt", "--fwd", "2", "--bwd", "4")
     assert code == 0 and out.startswith("program\nTimeline: ") and "66" in out and "rank 3" in out, err
     assert json.loads(run(capsys, "view", tmp_path / "p.txt", "--json")[1])["makespan_s"] == 33
+    (tmp_path / "p.txt").write_text("0F0.0 0R0.0 0B0.0\n")      # what is recomputed is a forward: it was refused for want of a flag
+    code, out, err = run(capsys, "simulate", tmp_path / "p.txt", "--fwd", "4", "--bwd", "5", "--json")
+    assert code == 0 and json.loads(out)["makespan_s"] == 13, err
     code, _, err = run(capsys, "simulate", "--schedule", "waltz")
     assert code == 2 and "waltz" in err
 
