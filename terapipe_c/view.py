@@ -269,6 +269,8 @@ def _done_before(mine: Rows, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, str]]) -> list[str]:
     """Too many to draw one by one: in columns of two pixels, each operation as high as its share of the time (in eighths)."""
     out: list[str] = []
+    if line.makespan_s <= 0:
+        return out
     count = int(frame.right - frame.left) // 2
     edges = np.linspace(0.0, line.makespan_s, count + 1)
     work = rows[~np.isin(rows["op"], _beside(line))]

@@ -199,6 +199,9 @@ def test_svg_of_very_many_intervals_stays_small_and_true():
         whole = (frame.right - frame.left) * frame.lane
         assert area["F"] / whole == pytest.approx(1024e-3 / line.makespan_s, abs=0.03)
         assert area["B"] / whole == pytest.approx(3072e-3 / line.makespan_s, abs=0.03)
+    nothing = schedules.seq1f1b(8, 128, 8).simulate({"F": 0.0, "B": 0.0})      # of no time there is no share
+    for picture in (view.svg(nothing), view.comparison_svg([("none", "", nothing)])):
+        assert boxes(picture, "[FB]") == []
 
 
 def test_svg_of_many_intervals_where_a_rank_lacks_an_operation():
