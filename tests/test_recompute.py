@@ -5,6 +5,7 @@ from test_engine import HYPER, alone, everything, partition_of, problem, random_
 
 import terapipe_c as tp
 from terapipe_c import _core
+from terapipe_c.cost import slicing_arrays
 from terapipe_c.engine import rank_memory
 from terapipe_c.planning.judge import Judge, Savings, saving
 
@@ -159,3 +160,17 @@ def test_the_judge_in_c_times_what_the_plan_holds(schedule):
             assert c.savings == flags and c.seconds == pytest.approx(judge.lowered(c).makespan(judge.timing(c)), rel=1e-12)
             less = Judge(model, costs, 3, 1, None).judge(schedule, ((0, 3), (3, 6), (6, 10)), slicing)
             assert c.seconds > less.seconds
+
+
+def test_made_again_is_all_but_the_products_that_nobody_reads():
+    """An attention's output projection, an eighth of an FFN's work, and an FFN's second half; a stage of neither takes nothing."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=50, block_size=64)
+    given = tp.CostModel.analytic(model, tp.Cluster(1))
+    costs = tp.CostModel(given.curves, source="samples", overhead_s=3e-6, model=model)
+    counts = np.array([[1, 0, 0, 0], [0, 2, 1, 0], [0, 0, 1, 1]], np.int32)
+    told, context = costs.recompute_s(counts, slicing_arrays([(2, [40, 24])])), 0
+    for unit, tokens in enumerate((40, 24)):
+        attention, ffn = (costs.block_seconds(kind, "F", tokens, context, 2) for kind in ("attention", "ffn"))
+        assert attention > ffn / 8
+        assert told[:, unit] == pytest.approx([0.0, 3e-6 + 2 * (attention - ffn / 8) + ffn / 2, 3e-6 + ffn / 2], rel=1e-12)
+        context += tokens
