@@ -265,6 +265,15 @@ def test_few_micro_batches_with_memory_are_proven():
         step = plan.step_time_s
 
 
+def test_ways_that_no_bound_ends_are_followed_to_better_plans():
+    """The search's own descents end 3 s above this partition; without the ways that are left they were called proven."""
+    f = [60, 26, 9, 3, 20, 4, 11, 5, 11, 4, 26, 42, 23, 6, 9, 2, 3, 19, 31, 10, 7, 25, 17, 2, 29]
+    b = [17, 14, 12, 6, 15, 19, 13, 9, 3, 14, 18, 9, 10, 17, 24, 35, 6, 49, 15, 13, 8, 7, 20, 3, 7]
+    known = [0, 1, 5, 9, 11, 12, 14, 15, 17, 18, 20, 22, 24, 25]
+    plan = planners.autopipe(f, b, 13, 3, 3.0)
+    assert plan.optimal and plan.lower_bound_s <= plan.step_time_s <= makespan(sums(f, known), sums(b, known), 3, 3.0) == 967
+
+
 def test_a_limit_ends_the_search():
     rng = np.random.default_rng(6)
     f, b = rng.integers(1, 30, 200).astype(float), rng.integers(1, 60, 200).astype(float)
