@@ -292,6 +292,9 @@ def test_a_checkpoint_of_cuda_is_resumed_on_the_cpu_and_the_other_way_round(tmp_
         tp.launch(a_plan(first, dtype[first]), CORPUS, 4, backend=first, dtype=dtype[first], out=out, **options).wait()
         run = tp.launch(a_plan(then, dtype[then]), CORPUS, 6, backend=then, dtype=dtype[then], out=out, resume=True, **options)
         assert losses(run) == pytest.approx(straight[4:], rel=1e-5)
+    begun = [losses(tp.launch(a_plan(on, dtype[on]), CORPUS, 2, backend=on, dtype=dtype[on], init=tmp_path / "cuda", **options))
+             for on in ("cpu", "cuda")]
+    assert begun[1] == pytest.approx(begun[0], rel=1e-5) and begun[0][0] < straight[0]
 
 
 def test_processes_train_on_cuda_and_report(tmp_path):
