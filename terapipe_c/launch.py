@@ -64,7 +64,8 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
             0: any. In schedule pipedream of each micro-batch's on each stage; a record's grad_norm is the root of the mean square
             of its micro-batches' norms then.
         init: None (drawn from `seed`), {name: float32 array}, a checkpoint, what `tp.import_hf` gave, or the path of a checkpoint
-            or of a transformers folder. A resume reads the run's checkpoint instead.
+            or of a transformers folder, from which each rank takes its own as it begins: it must stay as it is until the first
+            record. A resume reads the run's checkpoint instead.
         resume: go on from the newest checkpoint in `out`, with these options: a UserWarning names those of the optimizer that are
             not the checkpoint's, and steps that it is beyond.
         processes: one process per rank; False: one thread per rank in this process.

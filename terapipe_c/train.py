@@ -53,7 +53,8 @@ def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher:
     """Train `plan` as the rank that the environment says this process is; returns when the last step is done, on every rank.
 
     Args:
-        plan, data, steps, backend: as in `launch`, and the same on every rank; every rank reads `data`.
+        plan, data, steps, backend: as in `launch`, and the same on every rank; every rank reads `data`, in a thread, which calls
+            the tokenizer.
         launcher: "torchrun", "mpirun" (Open MPI), "mpiexec" (MPICH, Intel MPI) or "srun"; None: the first whose variables are
             set. The address of rank 0 is MASTER_ADDR, with srun the first node; the port MASTER_PORT, or one made of the job's
             number. TERAPIPE_TOKEN, if set, must be the same on all: who has another one is not heard.

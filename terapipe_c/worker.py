@@ -231,7 +231,7 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Eve
             errors.append(error)
 
     thread = Worker(run, name=f"the disk of {threading.current_thread().name}")
-    thread.daemon = leave
+    thread.daemon |= leave      # that of a rank which is one, a launcher's thread, is one too, or Python's end would wait for it
     start_all([thread], lambda why: None)
     try:
         while True:

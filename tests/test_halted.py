@@ -132,6 +132,20 @@ def test_who_only_reads_is_not_waited_for_where_the_run_ends():
         over.set()
 
 
+def test_the_disk_of_a_rank_that_is_a_thread_does_not_hold_up_the_end_of_python():
+    """Python ends a run of its own threads at its exit, before which it waits for all that are no daemons."""
+    region, kinds = _core.Region.create(1, bytes(1), 0, 64, False), []
+
+    def rank():
+        kinds.append(worker.meanwhile(_core.Comm(region, 0, 20.0), 20.0, lambda in_vain: threading.current_thread().daemon))
+
+    for daemon in (True, False):
+        thread = threading.Thread(target=rank, daemon=daemon)
+        thread.start()
+        thread.join()
+    assert kinds == [True, False]
+
+
 def test_a_rank_that_is_stopped_in_a_step_is_named(tmp_path):
     """Whoever's wait was the longest: rank 0 may have waited for 1, which waited for 2."""
     model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=256, block_size=16)
