@@ -72,6 +72,7 @@ def export_hf(
         for _ in _with_biases(model, params, shapes):
             pass        # all of it is right before anything is written
     check_names("params", params, model)
+    no_folder(folder / "config.json")       # before the tensors beside it are replaced
     there = folder.exists()
     make_folders(folder)
     try:

@@ -226,6 +226,17 @@ def test_an_export_that_the_disk_does_not_take_leaves_what_was_there(tmp_path, m
     assert same(import_hf(tmp_path).params, params) and len(list(tmp_path.iterdir())) == 2
 
 
+def test_tensors_stay_where_their_config_cannot_be_written(tmp_path):
+    params = float_params(MODEL)
+    export_hf(tmp_path, model=MODEL, params=params)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        export_hf(tmp_path, model=MODEL, params={name: array + 1 for name, array in params.items()})
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
 def test_a_checkpoint_is_exported_tensor_by_tensor(tmp_path, monkeypatch):
     """All of it was read first: to convert a model took a machine that holds it."""
     params, about = float_params(MODEL), []
