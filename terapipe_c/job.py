@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -71,7 +72,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
         found, before = _resume_from(folder, job, first, verify=local_rank is None)
         job.update(found)
     elif isinstance(init, (str, os.PathLike)):
-        job["init_from"] = _find_initial(init, job, verify=local_rank is None)
+        job |= _find_initial(init, job, verify=local_rank is None)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
     job["data"] = reading(lambda: _open_data(data, job, val_fraction, tokenizer, arrays, before))
@@ -334,25 +335,39 @@ def _same_model(path: Path | str, saved: Mapping[str, Any], model: Any) -> None:
 
 def initial(job: Mapping[str, Any]) -> Mapping[str, NDArray[np.float32]]:
     """The parameters at the job's init_from, of which each is read when it is asked for: each rank of a large model takes its own.
-    Their names and shapes are the model's."""
+    Their names and shapes are the model's, and they are what was looked at, or ranks would begin with parts of two models."""
     from .interop import open_params
+    from .tensorfile import OnDemand
 
     where, saved, params = open_params(job["init_from"])
     _same_model(where, saved, SimpleNamespace(**job["model"]))
-    return params
+    sums = job.get("init_sums", {})
+
+    def read(name: str) -> NDArray[np.float32]:
+        array = params[name]
+        if name in sums and zlib.crc32(array.data) != sums[name]:
+            raise _core.InvalidValueError(f"{job['init_from']}: {name} was replaced while the run began: a path whose files stay "
+                                          "until the first record would be right")
+        return array
+
+    return OnDemand(params, read)
 
 
-def _find_initial(init: str | os.PathLike[str], job: Mapping[str, Any], verify: bool) -> str:
+def _find_initial(init: str | os.PathLike[str], job: Mapping[str, Any], verify: bool) -> dict[str, Any]:
     """The job's init_from: a run under way there moves on, and a rank would load what nobody has looked at. verify: and read
-    all of it, one tensor after another, which ranks that meet others compare too, and do meanwhile."""
+    all of it, one tensor after another, which ranks that meet others compare too, and do meanwhile; init_sums: theirs."""
     from .checkpoint import check_finite
     from .interop import find_params
 
-    found = str(find_params(init))
-    params = initial({**job, "init_from": found})
+    found: dict[str, Any] = {"init_from": str(find_params(init))}
+    params = initial({**job, **found})
+    sums: dict[str, int] = {}
     for name in params if verify else ():
-        check_finite("init", {name: params[name]})
-    return found
+        array = params[name]
+        check_finite("init", {name: array})
+        sums[name] = zlib.crc32(array.data)
+        del array       # before the next one is read
+    return {**found, "init_sums": sums}
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
@@ -437,7 +452,7 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
             no_folder(folder.path / name)
         if not job["resume_from"]:
             _check_new(folder.path)     # again: now nobody else can make it
-        config = {name: value for name, value in job.items() if name != "plan"}
+        config = {name: value for name, value in job.items() if name not in ("plan", "init_sums")}
         write_text(folder.path / "config.json", json.dumps(config, indent=1) + "\n")
         plan.save(folder.path / "plan.json")
         metrics = folder.path / "metrics.jsonl"

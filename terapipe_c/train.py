@@ -167,7 +167,7 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     given = {name.removeprefix("init/"): array for name, array in arrays.items() if name.startswith("init/")}
     told["init"] = "a path" if job["init_from"] else "arrays" if given else "none"
     if given:
-        told["content of init"] = _content(given, threading.Event())
+        told["content of init"] = _content(given, threading.Event(), {})
     if job["resume_from"]:
         state = (Path(job["resume_from"]) / STATE_FILE).read_bytes()
         told["content of the checkpoint"] = f"checksum {_checksum(state)}"
@@ -181,16 +181,15 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     return told
 
 
-def _content(params: Mapping[str, NDArray[Any]], in_vain: threading.Event) -> str:
-    """Of parameters, one after another, which must be finite. in_vain: nobody asks any more where it is set."""
-    sums = []
+def _content(params: Mapping[str, NDArray[Any]], in_vain: threading.Event, sums: dict[str, int]) -> str:
+    """Of parameters, one after another, which must be finite. in_vain: nobody asks any more where it is set. sums: gets each's."""
     for name in sorted(params):
         if not in_vain.is_set():
             array = params[name]
             check_finite("init", {name: array})
-            sums.append(zlib.crc32(array.data))
+            sums[name] = zlib.crc32(array.data)
             del array       # before the next one is read
-    return f"checksum {_checksum(repr(sums).encode())}"
+    return f"checksum {_checksum(repr(list(sums.values())).encode())}"
 
 
 class _Rank:
@@ -238,8 +237,8 @@ class _Rank:
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**_contents(job, arrays), **job})
         if job["init_from"]:
-            given = initial(job)
-            self._compare({"content of init": meanwhile(self.comm, job["timeout_s"], lambda in_vain: _content(given, in_vain))})
+            given, sums = initial(job), job["init_sums"]     # empty yet: what is loaded must be what is compared here
+            self._compare({"content of init": meanwhile(self.comm, job["timeout_s"], lambda vain: _content(given, vain, sums))})
         if job["resume_from"]:
             path = Path(job["resume_from"])
             meanwhile(self.comm, job["timeout_s"], lambda in_vain: verify_checkpoint(path, in_vain) if first else None)

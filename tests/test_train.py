@@ -23,6 +23,7 @@ from terapipe_c import _core, interop, worker
 from terapipe_c.checkpoint import model_dict
 from terapipe_c.environment import PORTS, find_place, first_host
 from terapipe_c.job import initial, make_job, neighbours
+from terapipe_c.train import _content
 from terapipe_c.watch import Watch
 
 HERE = Path(__file__).resolve().parent
@@ -256,10 +257,16 @@ def test_ranks_load_the_checkpoint_that_they_compared(plans, tmp_path, monkeypat
     first = tp.save_checkpoint(tmp_path / "run", plan.model, old, step=1)
     begin = {"out": None, "resume": False, "val_fraction": 0.0, "tokenizer": None, "local_rank": 0, **defaults()}
     job, arrays = make_job(plan, data, 2, init=tmp_path / "run", **begin)
-    assert arrays == {} == make_job(plan, data, 2, init=tmp_path / "run", **{**begin, "local_rank": None})[1]     # as of launch
+    launched, none = make_job(plan, data, 2, init=tmp_path / "run", **{**begin, "local_rank": None})
+    assert arrays == {} == none
     tp.save_checkpoint(tmp_path / "run", plan.model, new, step=2)
     name = "transformer.wte.weight"
     assert np.array_equal(initial(job)[name], old[name]) and job["init_from"] == str(first.resolve())
+    _content(initial(job), threading.Event(), job["init_sums"])
+    tp.save_checkpoint(tmp_path / "run", plan.model, new, step=1)       # in its place: stages of the one, and stages of the other
+    for of in (job, launched):
+        with pytest.raises(ValueError, match=f"{name} was replaced while the run began"):
+            initial(of)[name]
     monkeypatch.chdir(tmp_path / "run")
     with pytest.raises(ValueError, match="empty"):      # it was the working directory
         make_job(plan, data, 2, init="", **begin)
