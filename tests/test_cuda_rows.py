@@ -258,7 +258,7 @@ def test_bits_of_the_embedding_gradient_do_not_depend_on_how_many_groups_a_block
     """Eight where there are many groups, of few rows by a warp each; one where a call has few. On and off 16 bytes."""
     rng, strip = np.random.default_rng(16), 256 if dtype == BF16 else 128
     counts = np.where(rng.random(256) < 0.9, rng.integers(1, 3, 256), rng.integers(3, 9, 256))
-    counts[[0, 7, 8, 100]] = 9, 8, 40, 70
+    counts[[0, 7, 8, 40, 100]] = 9, 8, 40, 20, 70  # 8 and 40 in one block, the others' of 32
     index = rng.permutation(np.repeat(np.arange(256), counts))
     for n, stride in ((32 * strip, 32 * strip), (31 * strip + 3, 31 * strip + 5)):
         groups, group_index, group_start, rows_of_group = group(k, index, 256)
