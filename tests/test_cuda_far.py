@@ -1,5 +1,5 @@
-"""Offsets that no 32 bits hold: kernels on arrays of few rows, 2^30 elements and more apart, in memory of which only the pages that are
-touched exist. The bits are those of the same rows side by side."""
+"""Offsets that no 32 bits hold: kernels on arrays of few rows, 2^30 elements and more apart, in memory of which only those pages
+exist that are touched. The bits are those of the same rows side by side."""
 
 import ctypes
 import mmap
@@ -89,7 +89,9 @@ def test_attention_of_rows_far_apart(k: Kernels, dtype: int, kernel: int, D: int
     k.lib.tp_cuda_attention_force(groups)
     given, d_given = of(dtype, rng.normal(size=(T * B, 3 * D))), of(dtype, rng.normal(size=(T * B, D)))
     for widths in ((3 * D, D), (2 * FAR, 2 * FAR)):
-        (qkv, dqkv), (o, d_o) = ([spread(a, w) for _ in range(2)] for a, w in zip((given, d_given), widths, strict=True))
+        (qkv, dqkv), (o, d_o) = (
+            [spread(a, w) for _ in range(2)] for a, w in zip((given, d_given), widths, strict=True)
+        )
         lse, delta = (np.zeros((B, T), np.float32) for _ in range(2))
         for first, last in ((0, 2), (2, 3)):
             shape = Shape(B, 1, D, last - first, first, T, *widths)
@@ -98,7 +100,18 @@ def test_attention_of_rows_far_apart(k: Kernels, dtype: int, kernel: int, D: int
             assert k.lib.tp_cuda_attention_forward(*call, address(lse)) == 0, k.lib.tp_error_message()
         for first, last in ((2, 3), (0, 2)):
             shape = Shape(B, 1, D, last - first, first, T, *widths)
-            call = (None, dtype, kernel, 132, ctypes.byref(shape), *ins, address(o), address(d_o), address(lse), address(delta))
+            call = (
+                None,
+                dtype,
+                kernel,
+                132,
+                ctypes.byref(shape),
+                *ins,
+                address(o),
+                address(d_o),
+                address(lse),
+                address(delta),
+            )
             grads = (address(dqkv, i * D) for i in range(3))
             assert k.lib.tp_cuda_attention_backward(*call, *grads) == 0, k.lib.tp_error_message()
         found.append([a.tobytes() for a in (o, lse, delta, dqkv)])
