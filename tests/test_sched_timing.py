@@ -114,6 +114,12 @@ def test_the_end_of_a_step():
     assert (ends["start_s"] == 18.5).all()
     assert line.lower_bound_s <= line.makespan_s
     assert sum(line.bubbles.values()) == pytest.approx(line.idle_s)
+    split = schedules.one_f_one_b(3, 1).split().lower(tied=True)     # and not the rank between, which has work left
+    later = split.simulate(late := {"F": 1.0, "I": 1.0, "W": np.array([0.5, 9.0, 0.5]), "AR": 5.0, "OPT": 1.0})
+    last, sums = ({rank: (t["start_s"], t["end_s"]) for rank in range(3) for t in later.intervals
+                   if t["rank"] == rank and schedules.OPS[t["op"]] == op} for op in "W AR".split())
+    assert sums[0][0] == sums[2][0] == max(last[0][1], last[2][1]) < last[1][1]
+    assert later.makespan_s == split.makespan(late) == max(last[1][1], sums[0][1]) + 1.0
 
 
 def test_costs_in_every_shape_say_the_same():

@@ -414,6 +414,14 @@ def test_what_some_micro_batches_do_not_do_is_no_skew_of_the_measured_ones(progr
             assert measured == pytest.approx(line.bubbles, abs=1e-9)
 
 
+@pytest.mark.parametrize("uneven", ["F.a", "F.b"])
+def test_halves_that_differ_between_micro_batches_are_skew(uneven):
+    program = tp.schedules.sliced_1f1b(3, 4, 4)
+    cost = dict.fromkeys(("F.a", "F.b"), 2.0) | {"F": 4.0, "B": 3.0, uneven: np.tile([1.0, 9.0, 1.0, 1.0], (3, 1))}
+    line, even = program.simulate(cost), program.makespan(cost | {uneven: 3.0})
+    assert line.bubbles["slice_skew"] == pytest.approx(3 * (line.makespan_s - even)) and line.makespan_s > even
+
+
 # ---- planned, launched -----------------------------------------------------------------------------------------------
 
 MODEL = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=32, block_size=16)
