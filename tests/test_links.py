@@ -120,6 +120,8 @@ def test_a_link_carries_one_message_at_a_time():
     program = schedules.sliced_1f1b(4, 6, 3)
     cost = {"F": 1.0, "B": 2.0, "comm": 3.0, "comm.latency": 0.5}
     assert program.makespan({**cost, "comm.latency": 3.0}) < program.makespan(cost) == program.lower().simulate(cost).makespan_s
+    many = [cost, {**cost, "comm": 6.0}, cost]              # each finds its links free
+    assert program.makespan(many).tolist() == [program.makespan(one) for one in many]
     for wrong in (-1.0, np.inf, np.nan):
         for name in ("comm.latency", "comm.latency.back"):
             with pytest.raises(tp.InvalidValueError, match=rf"comm.latency\[1\] is {wrong:g}: "):
