@@ -415,7 +415,7 @@ call_rank_0(meeting *m)
     for (int64_t look_again = 0; fd < 0;) {
         if (tp_clock_ns() >= look_again) {
             tp_socket_look_up(m->config->host, &addresses, &why);
-            look_again = tp_clock_ns() + SECOND;
+            look_again = tp_clock_ns() + (addresses == NULL ? SECOND : 10 * SECOND);
         }
         for (int port = m->config->port; fd < 0 && port < m->config->port + m->config->ports; port++)
             for (const struct addrinfo *a = addresses; fd < 0 && a != NULL; a = a->ai_next)
