@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +31,7 @@ from .schedule import CODE, WORK
 from .worker import CHECKPOINTS, GATHER_BYTES, HYPER
 
 __all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "check_run", "copies_of", "hosts_of", "largest_gather",
-           "initial", "make_folder", "make_job", "neighbours", "replicas_of"]
+           "initial", "look_at", "make_folder", "make_job", "neighbours", "replicas_of"]
 
 ENGINE = "terapipe_c.engine:make_engine"
 TINY = float(np.finfo(np.float32).tiny)
@@ -356,18 +357,26 @@ def initial(job: Mapping[str, Any]) -> Mapping[str, NDArray[np.float32]]:
 def _find_initial(init: str | os.PathLike[str], job: Mapping[str, Any], verify: bool) -> dict[str, Any]:
     """The job's init_from: a run under way there moves on, and a rank would load what nobody has looked at. verify: and read
     all of it, one tensor after another, which ranks that meet others compare too, and do meanwhile; init_sums: theirs."""
-    from .checkpoint import check_finite
     from .interop import find_params
 
-    found: dict[str, Any] = {"init_from": str(find_params(init))}
+    found = {"init_from": str(find_params(init))}
     params = initial({**job, **found})
+    return {**found, "init_sums": look_at(params) if verify else {}}
+
+
+def look_at(params: Mapping[str, NDArray[np.float32]], in_vain: threading.Event | None = None) -> dict[str, int]:
+    """The CRC-32 of each initial parameter, read one after another, which must be finite. in_vain: nobody asks any more where it
+    is set."""
+    from .checkpoint import check_finite
+
     sums: dict[str, int] = {}
-    for name in params if verify else ():
-        array = params[name]
-        check_finite("init", {name: array})
-        sums[name] = zlib.crc32(array.data)
-        del array       # before the next one is read
-    return {**found, "init_sums": sums}
+    for name in params:
+        if in_vain is None or not in_vain.is_set():
+            array = params[name]
+            check_finite("init", {name: array})
+            sums[name] = zlib.crc32(array.data)
+            del array       # before the next one is read
+    return sums
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:

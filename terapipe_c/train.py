@@ -6,9 +6,7 @@ import inspect
 import json
 import os
 import secrets
-import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 
 from . import _core, cuda, mpi
 from .backend import own_gpu
-from .checkpoint import STATE_FILE, check_finite, verify_checkpoint
+from .checkpoint import STATE_FILE, verify_checkpoint
 from .config import one_of
 from .device_comm import KINDS, kind_of, message_bytes
 from .environment import Place, find_place
@@ -28,6 +26,7 @@ from .job import (
     hosts_of,
     initial,
     largest_gather,
+    look_at,
     make_folder,
     make_job,
     neighbours,
@@ -167,7 +166,7 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     given = {name.removeprefix("init/"): array for name, array in arrays.items() if name.startswith("init/")}
     told["init"] = "a path" if job["init_from"] else "arrays" if given else "none"
     if given:
-        told["content of init"] = _content(given, threading.Event(), {})
+        told["content of init"] = _content(look_at(given))
     if job["resume_from"]:
         state = (Path(job["resume_from"]) / STATE_FILE).read_bytes()
         told["content of the checkpoint"] = f"checksum {_checksum(state)}"
@@ -181,15 +180,9 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     return told
 
 
-def _content(params: Mapping[str, NDArray[Any]], in_vain: threading.Event, sums: dict[str, int]) -> str:
-    """Of parameters, one after another, which must be finite. in_vain: nobody asks any more where it is set. sums: gets each's."""
-    for name in sorted(params):
-        if not in_vain.is_set():
-            array = params[name]
-            check_finite("init", {name: array})
-            sums[name] = zlib.crc32(array.data)
-            del array       # before the next one is read
-    return f"checksum {_checksum(repr(list(sums.values())).encode())}"
+def _content(sums: Mapping[str, int]) -> str:
+    """Of parameters, in whatever order."""
+    return f"checksum {_checksum(repr(sorted(sums.items())).encode())}"
 
 
 class _Rank:
@@ -237,8 +230,10 @@ class _Rank:
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**_contents(job, arrays), **job})
         if job["init_from"]:
-            given, sums = initial(job), job["init_sums"]     # empty yet: what is loaded must be what is compared here
-            self._compare({"content of init": meanwhile(self.comm, job["timeout_s"], lambda vain: _content(given, vain, sums))})
+            given = initial(job)
+            # what is loaded must be what is compared here
+            job["init_sums"] = meanwhile(self.comm, job["timeout_s"], lambda in_vain: look_at(given, in_vain))
+            self._compare({"content of init": _content(job["init_sums"])})
         if job["resume_from"]:
             path = Path(job["resume_from"])
             meanwhile(self.comm, job["timeout_s"], lambda in_vain: verify_checkpoint(path, in_vain) if first else None)

@@ -22,8 +22,7 @@ import terapipe_c as tp
 from terapipe_c import _core, interop, worker
 from terapipe_c.checkpoint import model_dict
 from terapipe_c.environment import PORTS, find_place, first_host
-from terapipe_c.job import initial, make_job, neighbours
-from terapipe_c.train import _content
+from terapipe_c.job import initial, look_at, make_job, neighbours
 from terapipe_c.watch import Watch
 
 HERE = Path(__file__).resolve().parent
@@ -262,7 +261,7 @@ def test_ranks_load_the_checkpoint_that_they_compared(plans, tmp_path, monkeypat
     tp.save_checkpoint(tmp_path / "run", plan.model, new, step=2)
     name = "transformer.wte.weight"
     assert np.array_equal(initial(job)[name], old[name]) and job["init_from"] == str(first.resolve())
-    _content(initial(job), threading.Event(), job["init_sums"])
+    job["init_sums"] = look_at(initial(job))
     tp.save_checkpoint(tmp_path / "run", plan.model, new, step=1)       # in its place: stages of the one, and stages of the other
     for of in (job, launched):
         with pytest.raises(ValueError, match=f"{name} was replaced while the run began"):
