@@ -72,7 +72,7 @@ def test_a_token_that_is_written_over_during_a_run_is_named(tmp_path):
     path = tmp_path / "tokens.bin"
     np.zeros(4000, np.uint16).tofile(path)
     run = start(10**6, data=path, processes=False)
-    while not run.history:
+    while run.running and not run.history:
         time.sleep(0.01)
     write_over(path, 0, 4000)
     with pytest.raises(ValueError, match=r"tokens.bin: the token at offset \d+ is 60000; it must be in 0"):
