@@ -283,7 +283,7 @@ add_critical(tp_bmpipe_dual *d, tp_bmpipe_relax *r, double limit_s)
 static double
 evaluate(tp_bmpipe_dual *d, const tp_bmpipe_relax *r, int is_ray)
 {
-    double sum = 0.0, constant = 0.0;
+    double sum = 0.0, constant = 0.0, length = 0.0;
     memset(d->lambda, 0, TP_BMPIPE_PATHS * sizeof *d->lambda);
     memset(d->mu, 0, (size_t)d->vectors * sizeof *d->mu);
     memset(d->bonus, 0, (size_t)d->columns * sizeof *d->bonus);
@@ -296,10 +296,12 @@ evaluate(tp_bmpipe_dual *d, const tp_bmpipe_relax *r, int is_ray)
             sum += multiplier;
         } else if (r->name[i].kind == TP_BMPIPE_MEMORY) {
             d->mu[r->name[i].of] += multiplier;
+            length += multiplier * d->unit;
         } else if (r->name[i].kind == TP_BMPIPE_LIMIT) {
             const tp_bmpipe_limit *limit = r->name[i].limit;
             double each = multiplier * d->unit * limit->sign;
             constant += each * limit->count;
+            length += multiplier * d->unit * (limit->count + 1);
             for (int j = 0; j < d->columns - 1; j++)
                 d->bonus[j] += each * tp_bmpipe_counts(d, limit, j);
         }
@@ -309,8 +311,9 @@ evaluate(tp_bmpipe_dual *d, const tp_bmpipe_relax *r, int is_ray)
     double value = tp_bmpipe_dual_value(d, constant), best = d->s->best.makespan_s;
     if (sum > 0.0)
         return fmin(value, best);
-    /* Without a path: more than 0 for every plan that fits says that there is none. */
-    return value > 1e-9 * d->unit ? best : 0.0;
+    /* Without a path: more than 0 for every plan that fits says that there is none. A ray may have any length, and rounding is a
+     * part of that. */
+    return value > 1e-12 * length ? best : 0.0;
 }
 
 /* 1: solved, 0: out of work or time, -1: no solution. In portions, so that the time limit is looked at. */
