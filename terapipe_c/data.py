@@ -188,7 +188,8 @@ class Dataset:
                 )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write all tokens to a .npy file (int32, or what the source has if narrower), block by block; for worker processes."""
+        """Write all tokens to a .npy file (int32, or what the source has if narrower), block by block, whole or not at all; for
+        worker processes."""
         path = no_folder(path_of("path", path))
         if path.suffix != ".npy":
             raise InvalidValueError(f"path is {brief(str(path))}: a name that ends in .npy would be right")
@@ -196,12 +197,21 @@ class Dataset:
         file = self._reader.file
         if file is not None and path.exists() and os.path.samestat(path.stat(), file[1]):
             raise InvalidValueError(f"path is {path}, which is where the tokens are: another file would be right")
-        out = np.lib.format.open_memmap(path, mode="w+", dtype=narrow, shape=(len(self.tokens),))
-        for start in range(0, len(self.tokens), BLOCK_TOKENS):
-            self._reader.check()
-            end = min(start + BLOCK_TOKENS, len(self.tokens))
-            out[start:end] = self._reader.read(start, end)
-        out.flush()
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+        try:
+            with naming(path), temporary.open("wb") as out:      # no mapping: a full disk would end this process by SIGBUS
+                about = {"descr": narrow.str, "fortran_order": False, "shape": (len(self.tokens),)}
+                np.lib.format.write_array_header_1_0(out, about)
+                for start in range(0, len(self.tokens), BLOCK_TOKENS):
+                    self._reader.check()
+                    block = self._reader.read(start, min(start + BLOCK_TOKENS, len(self.tokens)))
+                    out.write(np.ascontiguousarray(block, narrow).data)
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
         return path
 
     def __len__(self) -> int:

@@ -5,7 +5,10 @@ import gzip
 import inspect
 import lzma
 import os
+import shutil
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -136,6 +139,30 @@ def test_every_kind_of_file_gives_the_same_batches(tmp_path):
     assert (Dataset(saved, 20, 3, seed=5).batch(2) == expected).all()
     for name, kept in (("text.txt", "u1"), ("nano.bin", "<u2"), ("llama.bin", "<i4")):          # no wider than they were
         assert np.load(Dataset(tmp_path / name, 20, 3).save(tmp_path / "copy.npy")).dtype == kept
+
+
+FULL = """
+import os, sys
+import numpy as np
+import terapipe_c as tp
+os.chdir(sys.argv[1])
+np.save("copy.npy", np.arange(9))
+try:
+    tp.Dataset(np.zeros(200_000, np.int32), 20, 3).save("copy.npy")
+except OSError as error:
+    assert error.filename == "copy.npy" and "No space" in str(error), error
+assert np.load("copy.npy").tolist() == list(range(9)) and os.listdir() == ["copy.npy"]
+print("left as it was")
+"""
+
+
+def test_a_disk_that_is_full_ends_no_program_and_keeps_the_file(tmp_path):
+    """It was written through a mapping: what the disk did not take ended Python by SIGBUS, and the file that was there was gone."""
+    mount = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=128k none "$0" && exec "$@"', str(tmp_path)]
+    if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace here (needs root)")
+    done = subprocess.run([*mount, sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "left as it was\n"), done.stderr
 
 
 def test_more_tokens_than_an_int32_counts(tmp_path):
