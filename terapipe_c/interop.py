@@ -53,8 +53,8 @@ def export_hf(
     Give a checkpoint (or its path), or model and params. transformers' GPT-2 always has biases: a model without gets
     zeros, which is the same function. A tied head is not stored, as transformers expects.
 
-    Raises TypeError or ValueError (arguments; params that are not those of the model), OSError, which leaves what was
-    there, and what `load_checkpoint` raises.
+    Raises TypeError or ValueError (arguments; params that are not those of the model), FileExistsError (a run's folder, or a
+    checkpoint's), OSError, which leaves what was there, and what `load_checkpoint` raises.
     """
     folder = path_of("folder", folder)
     opened = None
@@ -72,7 +72,7 @@ def export_hf(
         for _ in _with_biases(model, params, shapes):
             pass        # all of it is right before anything is written
     check_names("params", params, model)
-    no_folder(folder / "config.json")       # before the tensors beside it are replaced
+    _check_place(folder)        # before the tensors in it are replaced
     there = folder.exists()
     make_folders(folder)
     try:
@@ -83,6 +83,18 @@ def export_hf(
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+def _check_place(folder: Path) -> None:
+    """FileExistsError where what would be replaced is a checkpoint's or a run's: without its config.json nobody knows how a run
+    goes on, and of a checkpoint's tensors its state.json keeps names and checksums."""
+    config = no_folder(folder / "config.json")
+    if (folder / STATE_FILE).is_file():
+        raise FileExistsError(errno.EEXIST, "a checkpoint is in this folder, whose tensors would be replaced: another folder "
+                              "would be right", str(folder))
+    if config.is_file() and (found := config.read_bytes()) and b'"model_type"' not in found:
+        raise FileExistsError(errno.EEXIST, "this is no config of transformers, but a run's or somebody else's, and would be "
+                              "replaced: another folder would be right", str(config))
 
 
 def _with_biases(model: Any, params: Mapping[str, Any],

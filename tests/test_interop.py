@@ -237,6 +237,23 @@ def test_tensors_stay_where_their_config_cannot_be_written(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
+def test_no_run_nor_checkpoint_is_exported_over(tmp_path):
+    """A run's config.json was replaced, without which nothing could resume it, and a checkpoint's tensors, which its state.json
+    then called damaged."""
+    bare = ref.Model(**{**model_dict(MODEL), "bias": False})
+    saved = save_checkpoint(tmp_path / "run" / "checkpoints", bare, float_params(bare))
+    (tmp_path / "run" / "config.json").write_text('{"data": {}}')
+    for folder, words in ((saved, "a checkpoint is in this folder"), (tmp_path / "run", "no config of transformers, but a run's")):
+        with pytest.raises(FileExistsError, match=words):
+            export_hf(folder, tmp_path / "run")
+    assert same(load_checkpoint(saved).params, float_params(bare))
+    assert [p.name for p in tmp_path.joinpath("run").iterdir() if p.is_file()] == ["config.json"]
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").touch()
+    for _ in range(2):      # over nothing, and over an export
+        assert import_hf(export_hf(tmp_path / "hf", saved)).model.bias
+
+
 def test_a_checkpoint_is_exported_tensor_by_tensor(tmp_path, monkeypatch):
     """All of it was read first: to convert a model took a machine that holds it."""
     params, about = float_params(MODEL), []
