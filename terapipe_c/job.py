@@ -420,7 +420,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         """Make it if there is none. FileExistsError if another run is under way in it; where the file system has no locks,
         nobody can know."""
-        self.path, self.made, self._fd = path, True, -1
+        self.path, self.made, self.new, self._fd = path, True, list[Path](), -1
         make_folders(path.parent)
         try:
             path.mkdir()
@@ -450,6 +450,9 @@ class Folder:
         """Remove what was made, because nothing has begun: the same call must be possible again."""
         if self.made:
             shutil.rmtree(self.path, ignore_errors=True)
+        for file in self.new:
+            with suppress(OSError):
+                file.unlink()
         self.close()
 
 
@@ -457,10 +460,12 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
     """config.json, plan.json and a metrics.jsonl that ends where this run begins."""
     folder = Folder(Path(job["out"]))
     try:
-        for name in ("config.json", "plan.json", "metrics.jsonl", "trace.json"):     # the last is written when all is done
-            no_folder(folder.path / name)
+        files = [folder.path / name for name in ("config.json", "plan.json", "metrics.jsonl", "trace.json")]
+        for file in files:      # the last is written when all is done
+            no_folder(file)
         if not job["resume_from"]:
             _check_new(folder.path)     # again: now nobody else can make it
+        folder.new = [file for file in files if not file.exists()]
         config = {name: value for name, value in job.items() if name not in ("plan", "init_sums")}
         write_text(folder.path / "config.json", json.dumps(config, indent=1) + "\n")
         plan.save(folder.path / "plan.json")

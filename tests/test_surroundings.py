@@ -66,6 +66,33 @@ def test_too_few_of_what_a_process_needs_is_named(tmp_path, monkeypatch, number,
     assert not (tmp_path / "a").exists() and len(list(start(2, out=tmp_path / "a"))) == 2
 
 
+def test_an_empty_folder_of_the_users_is_as_empty_where_no_rank_can_be_started(tmp_path, monkeypatch):
+    """What was written for the run stayed, and the same call was refused for it."""
+    out = tmp_path / "a"
+    out.mkdir()
+    with monkeypatch.context() as poor, pytest.raises(tp.Error, match="sys.executable"):
+        poor.setattr(sys, "executable", "")
+        start(2, out=out)
+    assert list(out.iterdir()) == []
+    job = sys.modules["terapipe_c.job"]
+    real = job.write_text
+
+    def full(path, text):
+        if path.name == "metrics.jsonl":        # the last of three
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, text)
+
+    with monkeypatch.context() as poor, pytest.raises(OSError, match="No space"):
+        poor.setattr(job, "write_text", full)
+        start(2, out=out)
+    assert list(out.iterdir()) == [] and len(list(start(2, out=out, processes=False))) == 2
+    before = sorted(path.name for path in out.iterdir())
+    with monkeypatch.context() as poor, pytest.raises(tp.Error, match="sys.executable"):
+        poor.setattr(sys, "executable", "")
+        start(4, out=out, resume=True)
+    assert sorted(path.name for path in out.iterdir()) == before and len(list(start(4, out=out, resume=True))) == 2
+
+
 @pytest.mark.parametrize("unknown", ["", None])
 def test_a_python_that_does_not_know_where_it_is_says_what_ranks_need(tmp_path, monkeypatch, unknown):
     """As embedded in another program."""
