@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ._core import InvalidTypeError, InvalidValueError, StorageError
 from .config import brief
@@ -131,14 +131,15 @@ def _name(temporary: Path, target: Path, new: bool) -> None:
     os.replace(temporary, target)
 
 
-def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) -> None:
-    """Write a temporary file beside ``path`` (UTF-8; bytes of file names that are none are escaped), flush it to the disk, and
-    rename it: a reader sees the old file or the new one, which keeps the old one's mode. An OSError names the file; FileExistsError
-    where the file must be ``new`` and exists."""
+@contextmanager
+def writing(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[IO[bytes]]:
+    """Context with a temporary file beside ``path``, which is flushed to the disk at its end, and renamed: a reader sees the old
+    file or the new one, which keeps the old one's mode. An OSError names the file; FileExistsError where the file must be ``new``
+    and exists."""
     given = no_folder(path_of("path", path))
     if given.exists() and not given.is_file():       # a device or a pipe is written to, not replaced
-        with naming(given), given.open("w", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write(text)
+        with naming(given), given.open("wb") as stream:
+            yield stream
         return
     target = Path(os.path.realpath(given))
     if not target.parent.is_dir():
@@ -147,10 +148,10 @@ def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) ->
     temporary = target.with_name(f".terapipe-{secrets.token_hex(8)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        with os.fdopen(handle, "wb") as file:
             if target.exists():
                 os.fchmod(handle, stat.S_IMODE(target.stat().st_mode))
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(handle)
         _name(temporary, target, new)
@@ -160,6 +161,12 @@ def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) ->
         if isinstance(error, OSError) and error.filename in (None, os.fspath(temporary), temporary):
             raise type(error)(error.errno, error.strerror, str(target)) from None
         raise
+
+
+def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) -> None:
+    """The text, by :func:`writing`: UTF-8; bytes of file names that are none are escaped."""
+    with writing(path, new=new) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def replaceable(path: str | os.PathLike[str], mark: str) -> Path:

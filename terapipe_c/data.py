@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import naming, no_folder, path_of
+from ._files import naming, no_folder, path_of, writing
 from .config import brief, counted, html_table, one_of, real, whole
 from .mapped import Reader
 
@@ -197,21 +197,13 @@ class Dataset:
         file = self._reader.file
         if file is not None and path.exists() and os.path.samestat(path.stat(), file[1]):
             raise InvalidValueError(f"path is {path}, which is where the tokens are: another file would be right")
-        target = Path(os.path.realpath(path))
-        temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
-        try:
-            with naming(path), temporary.open("wb") as out:      # no mapping: a full disk would end this process by SIGBUS
-                about = {"descr": narrow.str, "fortran_order": False, "shape": (len(self.tokens),)}
-                np.lib.format.write_array_header_1_0(out, about)
-                for start in range(0, len(self.tokens), BLOCK_TOKENS):
-                    self._reader.check()
-                    block = self._reader.read(start, min(start + BLOCK_TOKENS, len(self.tokens)))
-                    out.write(np.ascontiguousarray(block, narrow).data)
-                out.flush()
-                os.fsync(out.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with writing(path) as out:      # no mapping: a full disk would end this process by SIGBUS
+            about = {"descr": narrow.str, "fortran_order": False, "shape": (len(self.tokens),)}
+            np.lib.format.write_array_header_1_0(out, about)
+            for start in range(0, len(self.tokens), BLOCK_TOKENS):
+                self._reader.check()
+                block = self._reader.read(start, min(start + BLOCK_TOKENS, len(self.tokens)))
+                out.write(np.ascontiguousarray(block, narrow).data)
         return path
 
     def __len__(self) -> int:
