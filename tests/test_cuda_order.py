@@ -13,6 +13,7 @@ if not (Path(__file__).resolve().parents[1] / "cuda").is_dir():
 import cuda_emu
 import numpy as np
 from cuda_launchers import Kernels
+from cuda_ranks import python
 
 ONE, OTHER, BYTES = 0x10, 0x20, 256  # streams are names here
 
@@ -84,6 +85,38 @@ def test_memory_that_was_given_back_is_new(streams: Streams) -> None:
     assert streams.touch(ONE, 0, 64, True)
     streams.call("forget", streams.at, BYTES)
     assert streams.touch(OTHER, 0, 64, True)
+
+
+def test_memory_that_is_taken_back_too_early_is_told_of(streams: Streams) -> None:
+    """By its library, which does not wait for the device."""
+    for waits in (False, True):
+        assert streams.touch(ONE, 0, 64, False) and streams.touch(OTHER, 64, 64, True)
+        streams.call("host_stream", ONE)
+        if waits:
+            streams.call("host_stream", OTHER)
+        assert streams.call("foreign", streams.at, 0, 0) == (not waits)
+        streams.call("foreign", streams.at, BYTES, 1)
+
+
+EARLY = """
+import ctypes, os, threading
+from cuda_ranks import Case, World
+from terapipe_c.engine import RankEngine
+world, count = World(Case()), ctypes.CDLL(os.environ["TERAPIPE_NCCL"]).fake_nccl_count
+def work(rank):
+    engine = RankEngine(world.model, world.partition, world.cuts, world.program, rank, world.comm(rank), **world.options)
+    engine.load(world.params)
+    engine.evaluate(world.tokens)       # no rank but the head's waits for its device
+threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(count(4), count(3), count(2))
+"""
+
+
+def test_buffers_of_nccl_are_given_back_when_the_device_is_done_with_them(fake_nccl: Path) -> None:
+    """ncclMemFree does not wait for it, as cudaFree does."""
+    assert python(fake_nccl, "-c", EARLY).split() == ["2", "0", "0"]  # given, not freed, misused
 
 
 def test_the_hosts_memory_is_not_looked_at(streams: Streams) -> None:

@@ -197,15 +197,26 @@ tp_emu_order_forget(const void *pointer, size_t bytes)
     pthread_mutex_unlock(&lock);
 }
 
-void
+/* Has this thread not waited for all that touched these bytes? */
+static int
+is_busy(uintptr_t from, uintptr_t to)
+{
+    for (size_t i = 0; i < count; i++)
+        if (list[i].begin < to && from < list[i].end && list[i].at > host.at[list[i].line])
+            return 1;
+    return 0;
+}
+
+int
 tp_emu_order_foreign(const void *pointer, size_t bytes, int gives)
 {
     uintptr_t wanted = gives ? 0 : (uintptr_t)pointer;
-    int i = 0;
+    int i = 0, busy = 0;
     pthread_mutex_lock(&lock);
     while (i < FOREIGN && foreign[i].begin != wanted)
         i++;
     if (i < FOREIGN) {
+        busy = !gives && is_busy(foreign[i].begin, foreign[i].end);
         if (!gives)
             forget(foreign[i].begin, foreign[i].end);
         foreign[i].begin = gives ? (uintptr_t)pointer : 0;
@@ -213,6 +224,7 @@ tp_emu_order_foreign(const void *pointer, size_t bytes, int gives)
         foreign_most = foreign_most > i ? foreign_most : i + 1;
     }
     pthread_mutex_unlock(&lock);
+    return busy;
 }
 
 void

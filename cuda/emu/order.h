@@ -39,8 +39,8 @@ tp_emu_order_do(tp_stream stream, const char *name, const void *body, size_t byt
 /* The same of what another library does with these bytes. */
 TP_MUST_USE tp_status
 tp_emu_order_touch(tp_stream stream, const char *name, const void *pointer, size_t bytes, int writes);
-/* Memory that another library gives as the device's (1), or takes back. */
-void
+/* Memory that another library gives as the device's (1), or takes back. 1: it takes back what the calling thread has not waited for. */
+int
 tp_emu_order_foreign(const void *pointer, size_t bytes, int gives);
 /* The bytes are given back: what touched them is over. */
 void

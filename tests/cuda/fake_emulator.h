@@ -12,7 +12,8 @@
 /* Look for it by find_emulator; NULL: it is not there. */
 static struct {
     int (*touch)(tp_stream, const char *, const void *, size_t, int);
-    void (*foreign)(const void *, size_t, int);
+    int (*foreign)(const void *, size_t, int);
+    void (*waited)(tp_stream);
     const char *(*message)(void);
 } emulator;
 
@@ -25,6 +26,7 @@ look_for_emulator(struct dl_phdr_info *info, size_t size, void *unused)
         return 0;
     *(void **)&emulator.touch = dlsym(handle, "tp_emu_order_touch");
     *(void **)&emulator.foreign = dlsym(handle, "tp_emu_order_foreign");
+    *(void **)&emulator.waited = dlsym(handle, "tp_emu_order_host_stream");
     *(void **)&emulator.message = dlsym(handle, "tp_error_message");
     return 1;
 }

@@ -37,6 +37,7 @@ struct nc_comm {
     int rank, looks, error, dead, stuck, splitting, color, key;
     struct nc_comm **child, *made; /* where a split writes what it made, when it comes to its end */
     int pending; /* receives */
+    tp_stream stream; /* of the last operation */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -45,7 +46,8 @@ static int group_count, calls, aborts, misuses, buffers;
 static int looks_needed = 2, fail_call, fail_code, stuck_call, version = 22809;
 static int no_memory, no_registration; /* what ncclMemAlloc and ncclCommRegister answer; -1 of the latter: done, no handle */
 static void *given[4096];              /* by ncclMemAlloc, and not freed */
-static _Thread_local int depth;
+static _Thread_local int depth, grouped;
+static _Thread_local nc_comm in_group[64]; /* of those that the thread's group has operations of */
 static long last_id;
 
 EXPORT void
@@ -117,13 +119,11 @@ join(group *g, int rank)
     return c;
 }
 
-/* A call on a communicator that is not ready for one. */
+/* A call on a communicator that is not ready for one, or that is no more. */
 static int
 refuse(nc_comm c)
 {
-    if (c->dead)
-        return NC_INVALID_USAGE;
-    if (c->looks > 0 || c->stuck || c->splitting || c->all->members < c->all->ranks) {
+    if (c->dead || c->looks > 0 || c->stuck || c->splitting || c->all->members < c->all->ranks) {
         misuses++;
         return NC_INVALID_USAGE;
     }
@@ -209,6 +209,7 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
 FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
 {
     pthread_mutex_lock(&lock);
+    misuses += c->dead; /* its memory is freed */
     int alone = c->all->members < c->all->ranks || c->splitting;
     for (int r = 0; r < c->all->ranks; r++) /* the first operation with a rank waits for that one's first with this */
         alone |= c->all->connected[c->rank][r] && !c->all->connected[r][c->rank];
@@ -250,11 +251,22 @@ match(group *g, mailbox *box, int source, int target)
     }
 }
 
+/* Is it of a communicator of this thread's group? From now on it is. */
+static int
+joins_group(nc_comm c)
+{
+    for (int i = 0; i < grouped; i++)
+        if (in_group[i] == c)
+            return 1;
+    in_group[grouped++] = c;
+    return 0;
+}
+
 static int
 operate(nc_comm c, int source, int target, void *data, size_t bytes, int sends)
 {
     pthread_mutex_lock(&lock);
-    int result = depth > 0 && c->looks == 0 ? NC_SUCCESS : refuse(c), number = ++calls;
+    int result = depth > 0 && joins_group(c) ? NC_SUCCESS : refuse(c), number = ++calls;
     if (result == NC_SUCCESS && number == fail_call)
         result = fail_code;
     if (result == NC_SUCCESS) {
@@ -276,12 +288,14 @@ operate(nc_comm c, int source, int target, void *data, size_t bytes, int sends)
 
 FAKE(ncclSend)(const void *data, size_t count, int type, int peer, nc_comm c, tp_stream stream)
 {
+    c->stream = stream;
     int result = type != NC_INT8 ? NC_INVALID_USAGE : touch(stream, "ncclSend", data, count, 0);
     return result != NC_SUCCESS ? result : operate(c, c->rank, peer, (void *)(size_t)data, count, 1);
 }
 
 FAKE(ncclRecv)(void *data, size_t count, int type, int peer, nc_comm c, tp_stream stream)
 {
+    c->stream = stream;
     int result = type != NC_INT8 ? NC_INVALID_USAGE : touch(stream, "ncclRecv", data, count, 1);
     return result != NC_SUCCESS ? result : operate(c, peer, c->rank, data, count, 0);
 }
@@ -294,6 +308,10 @@ FAKE(ncclGroupStart)(void)
 
 FAKE(ncclGroupEnd)(void)
 {
+    pthread_mutex_lock(&lock);
+    for (; depth == 1 && grouped > 0; grouped--)
+        in_group[grouped - 1]->looks = looks_needed;
+    pthread_mutex_unlock(&lock);
     return --depth < 0 ? NC_INVALID_USAGE : NC_IN_PROGRESS;
 }
 
@@ -310,7 +328,7 @@ FAKE(ncclCommAbort)(nc_comm c)
 {
     pthread_mutex_lock(&lock);
     aborts++;
-    misuses += depth == 0; /* one by one, each may wait for the device and so for the kernels of the next */
+    misuses += depth == 0 || c->dead; /* one by one, each may wait for the device and so for the kernels of the next */
     c->dead = 1; /* not freed: a test's process is short */
     for (int r = 0; r < c->all->ranks; r++)
         c->all->box[r][c->rank].wanted = NULL;
@@ -329,17 +347,26 @@ FAKE(ncclCommFinalize)(nc_comm c)
 
 FAKE(ncclCommDestroy)(nc_comm c)
 {
+    pthread_mutex_lock(&lock);
+    int result = refuse(c);
     c->dead = 1;
-    return NC_SUCCESS;
+    find_emulator();
+    if (emulator.waited != NULL) /* for all that it has on its streams */
+        emulator.waited(c->stream);
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 #ifndef FAKE_WITHOUT_MEMORY
+/* ncclMemFree does not wait for the device. After an abort, which another thread waited for, nobody is asked. */
 static void
 declare(const void *data, size_t bytes, int gives)
 {
     find_emulator();
-    if (emulator.foreign != NULL)
-        emulator.foreign(data, bytes, gives);
+    int busy = emulator.foreign != NULL && emulator.foreign(data, bytes, gives);
+    pthread_mutex_lock(&lock);
+    misuses += busy && aborts == 0;
+    pthread_mutex_unlock(&lock);
 }
 
 /* Puts `to` where `from` is. */
