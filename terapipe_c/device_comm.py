@@ -11,12 +11,16 @@ from .backend import choose
 from .job import copies_of, hosts_of
 from .slots import LEAST, needed
 
-__all__ = ["agree_on_attention", "connect", "flows", "inproc", "inproc_ways", "kind_of", "lines", "message_bytes", "nccl",
-           "pipeline_on_one_gpu"]
+__all__ = ["agree_on_attention", "check_settings", "connect", "flows", "inproc", "inproc_ways", "kind_of", "lines", "message_bytes",
+           "nccl", "pipeline_on_one_gpu"]
 
 MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
 KINDS = ("nccl", "host")
 ATTENTION_KERNELS = ("mma", "wgmma")
+OVERRIDES = {  # of NCCL (init.cc, envConfigOverride), and what would come of them
+    "NCCL_COMM_BLOCKING": "NCCL would wait for other ranks as long as it takes, whatever timeout_s is",
+    "NCCL_COMM_SPLIT_SHARE_RESOURCES": "messages between other ranks, and in the other direction, would wait for each other",
+}
 
 
 def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]], dtype: str = "float32") -> int:
@@ -61,9 +65,24 @@ def nccl(control: _core.Comm, largest: int, max_ctas: int = 0, replicas: int = 1
                        "NCCL_IB_DISABLE": "1"}
         # One GPU's memory is in reach of itself: nothing that machines of one NVLink domain, or one machine, would go by.
         os.environ |= {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    check_settings()
     pairs = lines(control.region.ranks, replicas, copies, hosts, more)
     capsule = cuda.load().nccl(_core.comm_link(control), pairs, largest, max_ctas, replicas, copies, slots)
     return _core.device_comm(control, capsule)
+
+
+def check_settings() -> list[str]:
+    """Refuse what makes NCCL do other than it is asked: its variables go before what its callers want. Words on what else of the
+    environment does not go with messages by NCCL: receives wait on the device, long before their messages are sent."""
+    for name, what in OVERRIDES.items():
+        if os.environ.get(name, "").strip() == "1":
+            raise _core.InvalidValueError(f"{name} is 1: {what}; 0, or not to set it, would be right")
+    told = [_few_queues("a message that a rank waits for holds up what shares its hardware queue, and ranks may wait for each "
+                        "other without end")]
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "").strip() not in ("", "0"):
+        told.append("CUDA_LAUNCH_BLOCKING is set: a rank that asks NCCL for a message does nothing else until it is there, and "
+                    "ranks may wait for each other without end; not to set it, or TERAPIPE_COMM=host, would be right")
+    return [words for words in told if words]
 
 
 def inproc(control: _core.Comm, largest: int) -> _core.Comm:
@@ -120,14 +139,20 @@ def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float 
     """Equal parts of one GPU (green contexts) and a communicator for each rank of the region, which has rings for the pairs
     that talk. largest: bytes of a message. Warns where CUDA_DEVICE_MAX_CONNECTIONS leaves them few hardware queues."""
     module = cuda.load()
-    queues = os.environ.get(cuda.QUEUES_VARIABLE, "")
-    if queues.isdecimal() and int(queues) < cuda.QUEUES:
-        warnings.warn(f"{cuda.QUEUES_VARIABLE} is {queues}: parts of a GPU wait for each other's work where they share hardware "
-                      f"queues (of 8 a step of four took 1.4 times as long); {cuda.QUEUES} would be right, or not to set it",
-                      stacklevel=3)
+    if told := _few_queues("parts of a GPU wait for each other's work where they share hardware queues (of 8 a step of four took "
+                           "1.4 times as long)"):
+        warnings.warn(told, stacklevel=3)
     parts = module.partitions(device, region.ranks)
     comms = [inproc(_Kept.of(_core.Comm(region, rank, timeout_s)), largest) for rank in range(region.ranks)]
     return [part for part, _ in parts], comms
+
+
+def _few_queues(what: str) -> str:
+    """What comes of it where CUDA_DEVICE_MAX_CONNECTIONS leaves streams fewer hardware queues than the package asks for, or ""."""
+    queues = os.environ.get(cuda.QUEUES_VARIABLE, "")
+    if not queues.isdecimal() or int(queues) >= cuda.QUEUES:
+        return ""
+    return f"{cuda.QUEUES_VARIABLE} is {queues}: {what}; {cuda.QUEUES} would be right, or not to set it"
 
 
 class _Kept:

@@ -62,6 +62,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
                            "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, rank, local_rank)
     _check_store(plan, job, local_rank)
+    _check_messages(job, first)
     if first:
         _warn_of_waits(plan, job)
     before: dict[str, Any] = {}
@@ -273,6 +274,16 @@ def _warn_of_waits(plan: Any, job: Mapping[str, Any]) -> None:
     if longest > job["timeout_s"]:
         _warn(f"timeout_s is {job['timeout_s']:g}, and by its costs this plan lets a rank wait {longest:.4g} s for the others: "
               "more than that, or 0, would be right")
+
+
+def _check_messages(job: Mapping[str, Any], first: bool) -> None:
+    """What of the environment the messages of GPUs do not go with. first: and warn of what only may not."""
+    from .device_comm import check_settings, kind_of
+
+    if job["engine"] == ENGINE and job["backend"] == "cuda" and kind_of(job) == "nccl":
+        for words in check_settings():
+            if first:
+                _warn(words)
 
 
 def _warn(text: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,40 @@ def test_processes_that_swap_or_compute_again_train_what_one_device_does(process
         ranks, errors = trained(plan, processes, tmp_path / f"swaps {swaps}")
         assert errors == [""] * 3 and all(told["memory"] == told["predicted"] for told in ranks)
         assert state(tmp_path / f"swaps {swaps}") == wanted
+
+
+WAITING = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_LAUNCH_BLOCKING": "1"}     # the first as for Megatron-LM
+
+
+def test_settings_by_which_ranks_may_wait_for_ever_are_warned_of_once(processes, tmp_path, monkeypatch):
+    """Receives wait on the device long before their messages are sent: what one holds up may be what its sender waits for."""
+    plan = planned(2, "1f1b")
+
+    def told_of(out, **environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            launched(plan, processes, tmp_path / out)
+        assert all(one.filename == __file__ for one in told)
+        return [str(one.message).partition(":")[0] for one in told]
+
+    assert told_of("few", **WAITING) == ["CUDA_DEVICE_MAX_CONNECTIONS is 1", "CUDA_LAUNCH_BLOCKING is set"]
+    _, errors = trained(plan, processes, tmp_path / "torchrun")
+    assert [errors[0].count(f"UserWarning: {name} is ") for name in WAITING] == [1, 1] and errors[1] == "", errors
+    assert told_of("host", TERAPIPE_COMM="host") == []      # no messages of NCCL's
+    assert told_of("many", TERAPIPE_COMM="nccl", CUDA_DEVICE_MAX_CONNECTIONS="32", CUDA_LAUNCH_BLOCKING="0") == []
+
+
+@pytest.mark.parametrize("name", ["NCCL_COMM_BLOCKING", "NCCL_COMM_SPLIT_SHARE_RESOURCES"])
+def test_settings_that_nccl_puts_before_what_it_is_asked_for_are_refused(processes, tmp_path, monkeypatch, name):
+    """By the first no deadline holds for its calls; by the other its channels wait for each other."""
+    plan = planned(2, "1f1b")
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(tp.InvalidValueError, match=f"{name} is 1: .*; 0, or not to set it, would be right"):
+        launched(plan, processes, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    said, _ = trained(plan, processes, tmp_path / "torchrun")
+    assert [(told["error"], name in told["text"]) for told in said] == [("InvalidValueError", True)] * 2
+    monkeypatch.setenv(name, "0")
+    launched(plan, processes, tmp_path / "run")
