@@ -1,6 +1,7 @@
 """Activations that another rank keeps (BPipe): when they may leave, what waits for them, what they take."""
 import pytest
 from test_auto import request_of
+from test_engine import alone, everything, partition_of, problem, same
 
 import terapipe_c as tp
 from terapipe_c import schedules
@@ -15,6 +16,18 @@ def test_every_slice_has_been_sent_before_its_micro_batch_leaves():
     assert "0F2.1 0SF2.1@1 0SE2.0@3" in text
     with pytest.raises(tp.ScheduleError, match="its SF must come before it, which sends from what is evicted"):
         Program.parse(text.replace("0F2.1 0SF2.1@1 0SE2.0@3", "0F2.1 0SE2.0@3 0SF2.1@1")).check()
+
+
+def test_what_the_next_stage_reads_on_its_rank_has_not_left():
+    """No message keeps it: the slot that a guest leaves is the next forward's, and stage 1 read that micro-batch's rows."""
+    text = ("0F0.0 0SE0.0@2 0F1.0 1F0.0 1F1.0 1B0.0 0RL0.0@2 0B0.0 1B1.0 0B1.0\n2F0.0 2B0.0 2F1.0 2B1.0\n"
+            "0RE0.0@0 3F0.0 3B0.0 0SL0.0@0 3F1.0 3B1.0")
+    with pytest.raises(tp.ScheduleError, match="1F0.0 must come before it, which reads on this rank from what is evicted"):
+        Program.parse(text).check()
+    model, params, tokens = problem(2, 8)
+    behind = Program.parse(text.replace("0SE0.0@2 0F1.0 1F0.0", "1F0.0 0SE0.0@2 0F1.0")).lower(True)
+    behind.check()
+    same(alone(model, params, tokens), everything(model, partition_of(model, [2, 4, 5]), [(1, [8])] * 2, behind, params, tokens))
 
 
 def test_what_was_evicted_is_not_swapped_when_it_is_back():

@@ -93,6 +93,9 @@ rule_evict(guests *x, int rank, int64_t at, const tp_instr *i)
         return tp_sched_refuse(x->p, rank, at, "its micro-batch is swapped to the host (SO): one of both would be right");
     if (x->lowered && tp_program_remote(x->p, i->stage + 1) && x->sent[cell] < (int32_t)TP_HALVES * slices)
         return tp_sched_refuse(x->p, rank, at, "its SF must come before it, which sends from what is evicted");
+    if (!tp_program_is_last(x->p, i->stage) && !tp_program_remote(x->p, i->stage + 1) && x->forward[cell + x->p->micros] < slices)
+        return tp_sched_refuse(x->p, rank, at, "%dF%d.%d must come before it, which reads on this rank from what is evicted",
+                               i->stage + 1, i->micro, x->forward[cell + x->p->micros]);
     x->state[cell] |= OUT;
     return TP_OK;
 }

@@ -16,10 +16,11 @@
  *    (`2SF0.0a@3`); backward is of the whole. Halves marked `2F0.0a+`, `2F0.0b+` leave as one message (`2SF0.0@3`) behind
  *    the second. Who receives halves apart from another rank reads them in halves.
  *  - Guests (BPipe's balanced memory, Kim et al. 2023): `0SE4.0@3` sends all that stage 0 keeps of micro-batch 4 to rank 3,
- *    behind its last forward (and its SF), and its slot is free; rank 3 has announced it (`0RE4.0@0`: a slot for a guest is
- *    taken) and sends it back (`0SL4.0@0`: waits until it is there; the guest's slot is free) once rank 0 has announced that
- *    (`0RL4.0@3`: a slot is taken again). The R, I or B that reads it waits for it. They are of a whole micro-batch, written as
- *    its slice 0, and builders place all four: lower adds messages between neighbours alone. A stage's guests are on one rank.
+ *    behind its last forward (and its SF; on its rank the next stage's forward), and its slot is free; rank 3 has announced it
+ *    (`0RE4.0@0`: a slot for a guest is taken) and sends it back (`0SL4.0@0`: waits until it is there; the guest's slot is free) once
+ *    rank 0 has announced that (`0RL4.0@3`: a slot is taken again). The R, I or B that reads it waits for it. They are of a whole
+ *    micro-batch, written as its slice 0, and builders place all four: lower adds messages between neighbours alone. A stage's
+ *    guests are on one rank.
  *  - U (PipeDream's asynchronous updates, Narayanan et al. 2019): its stage's update by this micro-batch's gradient alone, behind the
  *    last B or W of it. Forwards read the newest values from then on; what follows a forward (R, B, I, W of that micro-batch) reads
  *    those that the forward read, of which the stage keeps as many versions as that needs. Written as slice 0; all micro-batches of
