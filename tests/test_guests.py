@@ -30,6 +30,19 @@ def test_what_the_next_stage_reads_on_its_rank_has_not_left():
     same(alone(model, params, tokens), everything(model, partition_of(model, [2, 4, 5]), [(1, [8])] * 2, behind, params, tokens))
 
 
+@pytest.mark.parametrize("text", [
+    "0F0.0 0SE0.0@1 0F1.0 0RL0.0@1 0B0.0 0B1.0\n1F0.0 0RE0.0@0 1F1.0 0SL0.0@0 1B0.0 1B1.0",
+    "0F0.0 0F1.0 0SE0.0@1 0RL0.0@1 0B0.0 0B1.0\n1F0.0 0RE0.0@0 1F1.0 0SL0.0@0 1B0.0 1B1.0",
+    "0F0.0 0F1.0 0SE0.0@1 0RL0.0@1 0B0.0 0B1.0\n0RE0.0@0 1F0.0 1F1.0 1B0.0 0SL0.0@0 1B1.0",
+], ids=["before a message", "behind messages", "behind messages that are read later"])
+def test_guests_go_to_a_neighbour_in_the_order_of_its_messages(text):
+    """Both ends of a pair keep one order: what was read next was once announced before guests that had left before it."""
+    program = Program.parse(text).lower(True)
+    program.check()
+    model, params, tokens = problem(2, 8)
+    same(alone(model, params, tokens), everything(model, partition_of(model, [3]), [(1, [8])] * 2, program, params, tokens))
+
+
 def test_what_was_evicted_is_not_swapped_when_it_is_back():
     text = "0F0.0 0SE0.0@1 0RL0.0@1 0SO0.0 0SI0.0 0B0.0\n1F0.0 0RE0.0@0 0SL0.0@0 1B0.0"
     with pytest.raises(tp.ScheduleError, match=r"0SO0.0: its micro-batch is evicted \(SE\): one of both would be right"):

@@ -56,7 +56,9 @@ typedef struct {
     tp_pairs pairs;
     int64_t *message_begin; /* [pairs + 1] */
     int32_t *message;       /* per pair: index in from->code of the op that makes its n-th message */
+    int32_t *behind;        /* as message: guests that leave the maker's rank on the pair before it */
     int64_t *posted, *sent; /* [pairs] messages announced, sent */
+    int64_t *hosted;        /* [pairs] guests announced */
     uint8_t *bits;          /* [stages * units] of the stage that reads */
     uint8_t *guest;         /* [stages * micros] */
     int64_t *next, *write;  /* [ranks] cursors in from->code, to->code */
@@ -141,6 +143,24 @@ post(lowering *l, int pair)
     wake(l, l->pairs.source[pair]);
 }
 
+/* Does the pair's next message leave its source before the pair's next guest does? Both ends keep one order. */
+static int
+is_next(const lowering *l, int pair)
+{
+    int64_t next = l->message_begin[pair] + l->posted[pair];
+    return next < l->message_begin[pair + 1] && l->behind[next] <= l->hosted[pair];
+}
+
+/* Announce what the pair sends before the guest that is announced now. */
+static void
+announce_before_guest(lowering *l, const tp_instr *instr)
+{
+    int pair = tp_pairs_of(&l->pairs, instr);
+    while (is_next(l, pair))
+        post(l, pair);
+    l->hosted[pair]++;
+}
+
 /* Takes the place of run_rank's next op where that is of a guest, or reads what a guest brings back; 0: it waits. */
 static int
 run_guest(lowering *l, const tp_instr *instr)
@@ -157,13 +177,15 @@ run_guest(lowering *l, const tp_instr *instr)
     if ((*state & needs) != needs)
         return 0;
     *state |= (uint8_t)gives;
+    if (instr->op == TP_OP_RE || instr->op == TP_OP_RL)
+        announce_before_guest(l, instr);
     if (tp_sched_is_guest(instr->op))
         wake(l, instr->peer);
     return 1;
 }
 
 /* Post what the rank's next op reads; guests on the way there are no reason to do so later, but an eviction that leaves a forward
- * its slot. */
+ * its slot, and guests that leave the same rank before it. */
 static void
 announce(lowering *l, int rank)
 {
@@ -175,7 +197,7 @@ announce(lowering *l, int rank)
     const tp_instr *instr = &p->code[k];
     int in = k < p->begin[rank + 1] && !(evicts && instr->op == TP_OP_F) ? pair_in(l, instr) : -1;
     uint8_t posted = in < 0 ? 0 : mask(instr->op == TP_OP_F ? POSTED_F : POSTED_B, tp_instr_halves(instr));
-    while (in >= 0 && (*bits_of(l, instr->stage, instr) & posted) != posted)
+    while (in >= 0 && (*bits_of(l, instr->stage, instr) & posted) != posted && is_next(l, in))
         post(l, in);
 }
 
@@ -266,15 +288,24 @@ list_messages(lowering *l)
     }
     for (int i = 0; i < l->pairs.count; i++)
         l->message_begin[i + 1] += l->message_begin[i];
-    l->message = malloc(((size_t)l->message_begin[l->pairs.count] + 1) * sizeof *l->message);
+    size_t messages = (size_t)l->message_begin[l->pairs.count];
+    l->message = malloc((2 * messages + 1) * sizeof *l->message);
     if (l->message == NULL)
-        return tp_fail(TP_EMEMORY, "no memory for %lld messages", (long long)l->message_begin[l->pairs.count]);
-    for (int64_t i = 0; i < length; i++) {
-        int pair = pair_out(l, &p->code[i]);
-        if (pair >= 0) /* `sent` counts for a moment here */
-            l->message[l->message_begin[pair] + l->sent[pair]++] = (int32_t)i;
+        return tp_fail(TP_EMEMORY, "no memory for %lld messages", (long long)messages);
+    l->behind = l->message + messages;
+    for (int64_t i = 0; i < length; i++) { /* `sent` and `hosted` count for a moment here */
+        const tp_instr *instr = &p->code[i];
+        int pair = pair_out(l, instr);
+        if (instr->op == TP_OP_SE || instr->op == TP_OP_SL)
+            l->hosted[tp_pairs_of(&l->pairs, instr)]++;
+        if (pair < 0)
+            continue;
+        int64_t at = l->message_begin[pair] + l->sent[pair]++;
+        l->message[at] = (int32_t)i;
+        l->behind[at] = (int32_t)l->hosted[pair];
     }
     memset(l->sent, 0, ((size_t)l->pairs.count + 1) * sizeof *l->sent);
+    memset(l->hosted, 0, ((size_t)l->pairs.count + 1) * sizeof *l->hosted);
     return TP_OK;
 }
 
@@ -325,6 +356,7 @@ lower(lowering *l, unsigned ops, int tied)
     l->message_begin = calloc(pairs, sizeof *l->message_begin);
     l->posted = calloc(pairs, sizeof *l->posted);
     l->sent = calloc(pairs, sizeof *l->sent);
+    l->hosted = calloc(pairs, sizeof *l->hosted);
     l->bits = calloc((size_t)p->stages * (size_t)tp_program_units(p), 1);
     l->guest = calloc(l->guests ? (size_t)p->stages * (size_t)p->micros : 1, 1);
     l->next = malloc(ranks * sizeof *l->next);
@@ -332,7 +364,7 @@ lower(lowering *l, unsigned ops, int tied)
     l->sending = malloc(ranks * sizeof *l->sending);
     l->stack = malloc(ranks * sizeof *l->stack);
     l->queued = calloc(ranks, 1);
-    if (l->message_begin == NULL || l->posted == NULL || l->sent == NULL || l->bits == NULL || l->guest == NULL ||
+    if (l->message_begin == NULL || l->posted == NULL || l->sent == NULL || l->hosted == NULL || l->bits == NULL || l->guest == NULL ||
         l->next == NULL || l->write == NULL || l->sending == NULL || l->stack == NULL || l->queued == NULL)
         return tp_fail(TP_EMEMORY, "no memory to lower %lld instructions", (long long)p->begin[p->ranks]);
     TP_TRY(list_messages(l));
@@ -357,6 +389,7 @@ tp_sched_lower(const tp_program *compute, unsigned ops, int tied, tp_program **o
     free(l.message);
     free(l.posted);
     free(l.sent);
+    free(l.hosted);
     free(l.bits);
     free(l.guest);
     free(l.next);
