@@ -404,20 +404,18 @@ search_once(tp_exact *e)
     return branch(e, 0, 0.0, 0.0);
 }
 
-/* Search all branches, beginning with the inequalities known so far; start anew without lanes where these have no room for more. */
+/* Search all branches, beginning with the inequalities known so far; start anew, with the best plan so far, without lanes where these
+ * have no room for more. */
 static tp_status
 search(tp_exact *e)
 {
     tp_exact before = *e;
     int64_t evaluations = e->p->evaluations;
-    void *memory = NULL;
-    TP_TRY(tp_bmpipe_take(e->p, (size_t)e->stages + 1, sizeof *e->best_cut, &memory));
-    memcpy(memory, e->best_cut, (size_t)(e->stages + 1) * sizeof *e->best_cut);
     TP_TRY(search_once(e));
     if (!e->anew || e->p->late)
         return TP_OK;
+    before.best_s = e->best_s; /* its cut is in before.best_cut */
     *e = before;
-    e->best_cut = memory;
     e->strict = 1;
     e->p->nodes = 0;
     e->p->evaluations = evaluations;
