@@ -158,7 +158,7 @@ def writing(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[IO[b
     except BaseException as error:
         with suppress(OSError):         # a read-only file system refuses that too, and would name our file, not the user's
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, os.fspath(temporary), temporary):
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, os.fspath(temporary), temporary):
             raise type(error)(error.errno, error.strerror, str(target)) from None
         raise
 

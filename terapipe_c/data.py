@@ -188,8 +188,8 @@ class Dataset:
                 )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write all tokens to a .npy file (int32, or what the source has if narrower), block by block, whole or not at all; for
-        worker processes."""
+        """Write all tokens to a .npy file (int32, or what the source has if narrower), block by block, whole or not at all: into a
+        file beside it, which takes its place. For worker processes."""
         path = no_folder(path_of("path", path))
         if path.suffix != ".npy":
             raise InvalidValueError(f"path is {brief(str(path))}: a name that ends in .npy would be right")

@@ -92,7 +92,7 @@ def _check_place(folder: Path) -> None:
     if (folder / STATE_FILE).is_file():
         raise FileExistsError(errno.EEXIST, "a checkpoint is in this folder, whose tensors would be replaced: another folder "
                               "would be right", str(folder))
-    if config.is_file() and (found := config.read_bytes()) and b'"model_type"' not in found:
+    if config.is_file() and (found := config.read_bytes()).strip() and b'"model_type"' not in found:
         raise FileExistsError(errno.EEXIST, "this is no config of transformers, but a run's or somebody else's, and would be "
                               "replaced: another folder would be right", str(config))
 

@@ -461,9 +461,10 @@ class Folder:
         """Remove what was made, because nothing has begun: the same call must be possible again."""
         if self.made:
             shutil.rmtree(self.path, ignore_errors=True)
-        for file in self.new:
-            with suppress(OSError):
-                file.unlink()
+        else:
+            for file in self.new:
+                with suppress(OSError):
+                    file.unlink()
         self.close()
 
 
@@ -476,7 +477,7 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
             no_folder(file)
         if not job["resume_from"]:
             _check_new(folder.path)     # again: now nobody else can make it
-        folder.new = [file for file in files if not file.exists()]
+        folder.new = [file for file in files if not os.path.lexists(file)]
         config = {name: value for name, value in job.items() if name not in ("plan", "init_sums")}
         write_text(folder.path / "config.json", json.dumps(config, indent=1) + "\n")
         plan.save(folder.path / "plan.json")

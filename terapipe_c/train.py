@@ -193,6 +193,7 @@ class _Rank:
         self.error: BaseException | None = None
         self.metrics: Metrics | None = None
         self.folder: Folder | None = None
+        self.begun = False
 
     def run(self, arguments: Mapping[str, Any]) -> RankRun:
         """What goes wrong here is told to all by the abort, which goes out when the communicator is closed: under the Watch too,
@@ -212,7 +213,7 @@ class _Rank:
             except OSError as error:    # what a full disk did not take is told again here
                 self.error = self.error or error
             if self.folder is not None:
-                self.folder.close()
+                (self.folder.close if self.begun else self.folder.undo)()
             self.messages.close()
             self.comm.close()
         if self.error is not None:
@@ -265,6 +266,7 @@ class _Rank:
         with Beside(Progress(self.wanted, job["first_step"], job["steps"]) if first else None) as shown:
             try:
                 self.comm.barrier()
+                self.begun = True
                 begun = time.monotonic()  # the same moment everywhere, on clocks that began with their machines
                 run_rank(job, self.place.rank, self.region, emit, lambda: False, arrays, self.messages)
                 self._gather(outcome, ends[0], begun)
@@ -303,8 +305,6 @@ class _Rank:
             if first:
                 (folder / name).unlink(missing_ok=True)
         if blind:
-            if self.folder is not None:
-                self.folder.undo()
             raise _core.InvalidValueError(f"rank {blind[0]} does not see the run folder of rank 0, {folder}: a folder that all "
                                           "ranks share would be right, or checkpoint_every=0")
 

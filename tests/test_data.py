@@ -165,6 +165,19 @@ def test_a_disk_that_is_full_ends_no_program_and_keeps_the_file(tmp_path):
     assert (done.returncode, done.stdout) == (0, "left as it was\n"), done.stderr
 
 
+def test_what_ends_a_save_keeps_its_words(tmp_path, monkeypatch):
+    """A handler's TimeoutError has no number, and became "[Errno None] None"."""
+    opened = Dataset(np.zeros(1000, np.int32), 20, 3)
+
+    def late():
+        raise TimeoutError("the job may take 1 s")
+
+    monkeypatch.setattr(opened._reader, "check", late)
+    with pytest.raises(TimeoutError, match="the job may take 1 s"):
+        opened.save(tmp_path / "copy.npy")
+    assert not list(tmp_path.iterdir())
+
+
 def test_more_tokens_than_an_int32_counts(tmp_path):
     """Each sequence's tokens fit one; their sum, and the bytes of one alone, do not. The file has a hole for all but the last."""
     lengths, last = np.array([1_200_000_000, 1_200_000_000, 7], "<i4"), np.arange(1, 8, dtype="<u2")

@@ -249,7 +249,7 @@ def test_no_run_nor_checkpoint_is_exported_over(tmp_path):
     assert same(load_checkpoint(saved).params, float_params(bare))
     assert [p.name for p in tmp_path.joinpath("run").iterdir() if p.is_file()] == ["config.json"]
     (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").touch()
+    (tmp_path / "hf" / "config.json").write_text(" \n")
     for _ in range(2):      # over nothing, and over an export
         assert import_hf(export_hf(tmp_path / "hf", saved)).model.bias
 

@@ -210,6 +210,12 @@ def test_what_ranks_must_share_is_compared_before_the_first_step(plans, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_a_rank_that_dies_before_the_first_step_leaves_nothing_for_which_the_same_call_is_refused(plans, tmp_path):
+    tmp_path.joinpath("run").mkdir()
+    ends = run(plans[1][2], plans[2], mpich, 2, own="end", out=str(tmp_path / "run"))
+    assert ends[0]["error"] == "AbortedError" and ends[1]["died"] == -9 and list((tmp_path / "run").iterdir()) == [], ends
+
+
 def test_a_rank_may_read_its_data_for_longer_than_ranks_wait_for_each_other(plans, tmp_path):
     """Of another disk, or with a tokenizer: it was the end of the run, before the first step."""
     text = tmp_path / "text.txt"

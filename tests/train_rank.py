@@ -2,7 +2,8 @@
 
 OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has done so many steps; "fail": it raises; "hang": it
 says so and does nothing more;
-"own": what each rank has of its own, "data", "init" or "tokenizer", or "folder", a run folder that rank 1 does not see."""
+"own": what each rank has of its own, "data", "init" or "tokenizer", "folder", a run folder that rank 1 does not see, or
+"end", by SIGKILL, of rank 1 when it looks for that."""
 import json
 import os
 import signal
@@ -39,12 +40,14 @@ def dying(die, fail, hang):
     engine.make_engine = make_dying
 
 
-def blind(rank):
+def blind(rank, dies):
     train = sys.modules["terapipe_c.train"]
     train.SEEN_S = 0.3
 
     class Elsewhere(type(Path())):
         def exists(self, **options):
+            if dies and rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
             return rank == 0 and super().exists(**options)
 
     train.Path = Elsewhere
@@ -62,8 +65,8 @@ def main(plan, data, options):
         options["init"] = tp.init_params(plan.model, rank)
     elif own == "tokenizer":     # which takes rank 1 longer than a rank may wait for another
         options["tokenizer"] = lambda text: time.sleep(2.5 * options["timeout_s"] * rank) or [ord(letter) % 256 for letter in text]
-    elif own == "folder":
-        blind(rank)
+    elif own in ("folder", "end"):
+        blind(rank, own == "end")
     try:
         run = tp.train(plan, data, progress=False, **options)
     except (tp.Error, OSError) as error:
