@@ -183,6 +183,15 @@ def test_products_leave_receives_that_wait_their_multiprocessors(fake_nccl, repr
     assert trained(nccl) == trained(host)
 
 
+def test_products_keep_half_of_the_multiprocessors_however_many_receives_wait():
+    calls, device = cuda_emu.library(), ctypes.c_void_p()
+    assert calls.tp_cuda_open(0, None, ctypes.byref(device)) == 0
+    for wanted, held in ((0, 0), (66, 66), (67, 66), (500, 66)):     # of 132
+        calls.tp_cuda_hold(device, wanted)
+        assert calls.tp_cuda_held(device) == held
+    calls.tp_cuda_close(device)
+
+
 HELLOS = 3 * 2 * 2 * 2  # pairs of a ring of 3, directions, ends, a send and a receive: connections are made before messages
 
 
