@@ -17,7 +17,7 @@ from ports import free_port
 import terapipe_c as tp
 from terapipe_c import _core, profiling
 from terapipe_c.backend import Backend, choose, place, place_own
-from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
+from terapipe_c.engine import RankEngine, gather_bytes, in_threads, lent_bytes, rank_memory
 from terapipe_c.planning.judge import Judge
 
 RAGGED = [1, 1, 62, 5]
@@ -318,6 +318,7 @@ def test_predicted_memory_is_what_the_device_gives_and_a_step_takes_none(dtype):
     slicing, program = [(1, [5, 7]), (1, [12])], tp.schedules.gpipe(2, 2, [2, 1]).split().lower(True)
     partition = partition_of(model, [2])
     predicted = rank_memory(model, partition, slicing, program, backend=CUDA[dtype])
+    assert lent_bytes(model, partition, slicing, program, backend=CUDA[dtype]) == [0, 0]   # no memory of the host that ranks share
 
     def work(engine):
         opened = engine._core.memory()
