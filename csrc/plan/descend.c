@@ -27,8 +27,7 @@ typedef struct {
     const tp_descent *q;
     tp_move_room room; /* the plan in hand, and the one that a move makes of it */
     double best_s;
-    tp_program *program; /* of the plan in hand, lowered */
-    tp_sim *sim;
+    tp_completed hand; /* of the plan in hand */
     seen *table;
     int64_t seen_count, seen_room;
     double *glance_s; /* [moves] */
@@ -81,13 +80,11 @@ remember(descent *d, uint64_t key, double seconds)
 }
 
 static void
-hold(descent *d, tp_program *program, tp_sim *sim, double seconds)
+hold(descent *d, const tp_judge_timed *made)
 {
-    tp_program_close(d->program);
-    tp_sim_close(d->sim);
-    d->program = program;
-    d->sim = sim;
-    d->best_s = seconds;
+    tp_completed_close(&d->hand, &made->of);
+    d->hand = made->of;
+    d->best_s = made->seconds;
 }
 
 static tp_status
@@ -104,9 +101,7 @@ over_limit(descent *d, const tp_program *program, const tp_candidate *c, int64_t
 static tp_status
 take(descent *d, const tp_move *move, double goal_s, int *taken)
 {
-    tp_program *program;
-    tp_sim *sim;
-    double seconds;
+    tp_judge_timed made;
     int64_t over = 1;
     *taken = 0;
     tp_candidate trial = tp_move_make(&d->room, move);
@@ -116,21 +111,26 @@ take(descent *d, const tp_move *move, double goal_s, int *taken)
         if (place->key == key && place->seconds >= goal_s)
             return TP_OK;
     }
-    TP_TRY(tp_judge_make(d->judge, &trial, &program, &sim, &seconds));
+    TP_TRY(tp_judge_make(d->judge, &trial, &d->hand, &made));
     tp_status status = TP_OK;
-    if (seconds < goal_s)
-        status = over_limit(d, program, &trial, &over);
+    if (made.seconds < goal_s)
+        status = over_limit(d, made.of.program, &trial, &over);
     if (status == TP_OK)
-        status = remember(d, key, seconds < goal_s && over > 0 ? INFINITY : seconds);
+        status = remember(d, key, made.seconds < goal_s && over > 0 ? INFINITY : made.seconds);
     if (status == TP_OK && over == 0) {
         tp_move_accept(&d->room, move);
-        hold(d, program, sim, seconds);
+        hold(d, &made);
         *taken = 1;
         return TP_OK;
     }
-    tp_sim_close(sim);
-    tp_program_close(program);
+    tp_completed_close(&made.of, &d->hand);
     return status;
+}
+
+static int64_t
+instructions(const descent *d)
+{
+    return d->hand.program->begin[d->hand.program->ranks];
 }
 
 static int
@@ -155,10 +155,10 @@ glance(descent *d, const tp_move *move, int64_t count)
         tp_durations durations;
         tp_candidate trial = tp_move_make(&d->room, &move[i]);
         TP_TRY(tp_judge_time(d->judge, &trial, &durations));
-        tp_sim_run(d->sim, &durations, &d->glance_s[i]);
+        tp_sim_run(d->hand.sim, &durations, &d->glance_s[i]);
         TP_TRY(tp_deadline_check_told());
     }
-    tp_judge_count(d->judge, (10 + count) * d->program->begin[d->program->ranks] + 100 * count);
+    tp_judge_count(d->judge, (10 + count) * instructions(d) + 100 * count);
     return TP_OK;
 }
 
@@ -220,7 +220,7 @@ recount(descent *d, int *helped)
 static int
 longest_run(const descent *d, int64_t work)
 {
-    int64_t glances = work / 4 / (d->program->begin[d->program->ranks] + 1), run = glances / (2 * d->room.stages);
+    int64_t glances = work / 4 / (instructions(d) + 1), run = glances / (2 * d->room.stages);
     return run < RUN ? RUN : run < d->room.stages ? (int)run : d->room.stages;
 }
 
@@ -275,19 +275,14 @@ look_beside(descent *d, const tp_move_plan *base, tp_move_plan *top, double *top
 /* A move, with its plan's program, seconds, and bytes over the limit, to be compared with others. */
 typedef struct {
     tp_move move;
-    tp_program *program;
-    tp_sim *sim;
-    double seconds;
+    tp_judge_timed made;
     int64_t over;
 } weighed;
 
 static void
-put_down(weighed *w)
+put_down(const descent *d, weighed *w)
 {
-    tp_sim_close(w->sim);
-    tp_program_close(w->program);
-    w->sim = NULL;
-    w->program = NULL;
+    tp_completed_close(&w->made.of, &d->hand);
 }
 
 static tp_status
@@ -295,10 +290,10 @@ weigh(descent *d, const tp_move *move, weighed *out)
 {
     tp_candidate trial = tp_move_make(&d->room, move);
     *out = (weighed){.move = *move};
-    TP_TRY(tp_judge_make(d->judge, &trial, &out->program, &out->sim, &out->seconds));
-    tp_status status = over_limit(d, out->program, &trial, &out->over);
+    TP_TRY(tp_judge_make(d->judge, &trial, &d->hand, &out->made));
+    tp_status status = over_limit(d, out->made.of.program, &trial, &out->over);
     if (status != TP_OK)
-        put_down(out);
+        put_down(d, out);
     return status;
 }
 
@@ -310,11 +305,12 @@ weigh_all(descent *d, tp_move_kind kind, weighed *best)
     for (int64_t i = 0; i < d->room.count && !spent(d); i++) {
         weighed w;
         TP_TRY(weigh(d, &d->room.move[i], &w));
-        if (w.over < best->over || (w.over == best->over && best->program != NULL && w.seconds < best->seconds)) {
-            put_down(best);
+        if (w.over < best->over ||
+            (w.over == best->over && best->made.of.program != NULL && w.made.seconds < best->made.seconds)) {
+            put_down(d, best);
             *best = w;
         } else {
-            put_down(&w);
+            put_down(d, &w);
         }
     }
     return TP_OK;
@@ -332,12 +328,12 @@ mend(descent *d, int64_t *over)
             status = weigh_all(d, TP_MOVE_BOUNDARY, &best);
         if (status == TP_OK && !d->q->fixed_slices)
             status = weigh_all(d, TP_MOVE_RECOUNT, &best);
-        if (status != TP_OK || best.program == NULL) {
-            put_down(&best);
+        if (status != TP_OK || best.made.of.program == NULL) {
+            put_down(d, &best);
             return status;
         }
         tp_move_accept(&d->room, &best.move);
-        hold(d, best.program, best.sim, best.seconds);
+        hold(d, &best.made);
         *over = best.over;
     }
     return TP_OK;
@@ -352,8 +348,9 @@ run(descent *d, tp_arena *arena, tp_move_plan *top, double *top_s, int64_t *over
     weighed start;
     TP_TRY(weigh(d, &(tp_move){.kind = TP_MOVE_NONE}, &start));
     *over = start.over;
-    hold(d, start.program, start.sim, *top_s);
-    d->width = GLANCE / (start.program->begin[start.program->ranks] + 1);
+    hold(d, &start.made);
+    d->best_s = *top_s;
+    d->width = GLANCE / (instructions(d) + 1);
     d->width = d->width < 8 ? 8 : d->width;
     TP_TRY(mend(d, over));
     if (*over == 0)
@@ -387,8 +384,8 @@ give(descent *d, const tp_move_plan *top, double makespan_s, int64_t over, tp_de
     c.lengths = c.slices + c.micros;
     *out = (tp_descended){c, makespan_s, over, NULL, memory};
     if (d->ended) {
-        out->program = d->program;
-        d->program = NULL;
+        out->program = d->hand.program;
+        d->hand.program = NULL;
         return TP_OK;
     }
     tp_status status = tp_judge_run(d->judge, &out->plan, &out->program, &makespan_s);
@@ -415,8 +412,7 @@ tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, 
         status = run(&d, &arena, &top, &makespan_s, &over);
     if (status == TP_OK)
         status = give(&d, &top, makespan_s, over, out);
-    tp_program_close(d.program);
-    tp_sim_close(d.sim);
+    tp_completed_close(&d.hand, NULL);
     free(d.table);
     free(d.glance_s);
     tp_move_close(&d.room);

@@ -251,64 +251,51 @@ places_weights(int order)
     return order == TP_ZB_H1 || order == TP_ZB_H2 || order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V;
 }
 
-/* A program with its simulator and seconds. */
-typedef struct {
-    tp_program *program;
-    tp_sim *sim;
-    double seconds;
-} timed;
-
-static void
-timed_close(timed *t)
-{
-    tp_sim_close(t->sim);
-    tp_program_close(t->program);
-    *t = (timed){NULL, NULL, 0.0};
-}
-
 /* From the schedule alone to what the engine runs. *made: what the caller frees of the schedule. */
 static tp_status
-finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program *compute, tp_program **made, timed *out)
+finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program *compute, tp_program **made,
+       const tp_completed *known, tp_judge_timed *out)
 {
-    *out = (timed){NULL, NULL, 0.0};
+    *out = (tp_judge_timed){.seconds = 0.0};
     if (tp_judge_again(judge, c) != NULL)
         TP_TRY(make_again(judge, c, &compute, made));
     TP_TRY(tp_program_complete(compute, d, places_weights(c->order) ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending,
-                               judge->asked.tied && judge->stages > 1, &out->program, &out->sim));
-    tp_sim_run(out->sim, d, &out->seconds);
+                               judge->asked.tied && judge->stages > 1, known, &out->of));
+    tp_sim_run(out->of.sim, d, &out->seconds);
     tp_status status = tp_deadline_check_told();
     if (status != TP_OK)
-        timed_close(out);
+        tp_completed_close(&out->of, known);
     else
-        judge->work += 80 * out->program->begin[out->program->ranks] + 2000;
+        judge->work += 80 * out->of.program->begin[out->of.program->ranks] + 2000;
     return status;
 }
 
 /* Looped stages by list scheduling, if that is faster: of several micro-batches one goes back as soon as it can, while others are
  * on their way forward. */
 static tp_status
-finish_early(tp_judge *judge, const tp_candidate *c, const tp_durations *d, tp_program **early, timed *best)
+finish_early(tp_judge *judge, const tp_candidate *c, const tp_durations *d, tp_program **early, const tp_completed *known,
+             tp_judge_timed *best)
 {
-    timed other;
-    TP_TRY(finish(judge, c, d, *early, early, &other));
+    tp_judge_timed other;
+    TP_TRY(finish(judge, c, d, *early, early, known, &other));
     if (other.seconds < best->seconds * SLIGHT) {
-        timed swap = *best;
+        tp_judge_timed swap = *best;
         *best = other;
         other = swap;
     }
-    timed_close(&other);
+    if (other.of.program != best->of.program) /* else it is the known one twice */
+        tp_completed_close(&other.of, known);
     return TP_OK;
 }
 
 tp_status
-tp_judge_make(tp_judge *judge, const tp_candidate *c, tp_program **program, tp_sim **sim, double *makespan_s)
+tp_judge_make(tp_judge *judge, const tp_candidate *c, const tp_completed *known, tp_judge_timed *out)
 {
     tp_durations d;
     const tp_program *compute = NULL;
     tp_program *made = NULL, *early = NULL;
-    timed best = {NULL, NULL, 0.0};
-    *program = NULL;
-    *sim = NULL;
+    tp_judge_timed best = {.seconds = 0.0};
+    *out = best;
     TP_TRY(tp_judge_time(judge, c, &d));
     tp_status status = build(judge, c, &d, &compute, &made);
     if (status == TP_OK && compute->stages != tp_judge_copies(c->order) * judge->stages)
@@ -319,26 +306,26 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, tp_program **program, tp_s
         judge->work += 40 * compute->begin[compute->ranks];
     }
     if (status == TP_OK)
-        status = finish(judge, c, &d, compute, &made, &best);
+        status = finish(judge, c, &d, compute, &made, known, &best);
     if (status == TP_OK && early != NULL)
-        status = finish_early(judge, c, &d, &early, &best);
+        status = finish_early(judge, c, &d, &early, known, &best);
     tp_program_close(early);
     tp_program_close(made);
-    if (status != TP_OK) {
-        timed_close(&best);
-        return status;
-    }
-    *program = best.program;
-    *sim = best.sim;
-    *makespan_s = best.seconds;
-    return TP_OK;
+    if (status != TP_OK)
+        tp_completed_close(&best.of, known);
+    else
+        *out = best;
+    return status;
 }
 
 tp_status
 tp_judge_run(tp_judge *judge, const tp_candidate *candidate, tp_program **program, double *makespan_s)
 {
-    tp_sim *sim;
-    TP_TRY(tp_judge_make(judge, candidate, program, &sim, makespan_s));
-    tp_sim_close(sim);
+    tp_judge_timed made;
+    TP_TRY(tp_judge_make(judge, candidate, NULL, &made));
+    *program = made.of.program;
+    *makespan_s = made.seconds;
+    made.of.program = NULL;
+    tp_completed_close(&made.of, NULL);
     return TP_OK;
 }

@@ -48,9 +48,14 @@ tp_judge_time(tp_judge *judge, const tp_candidate *candidate, tp_durations *dura
 /* The blocks that a candidate makes again: its own or the request's; NULL: none. */
 const uint8_t *
 tp_judge_again(const tp_judge *judge, const tp_candidate *candidate);
-/* tp_judge_run, and the simulator of the program, which the caller closes. */
+/* A candidate's program with its seconds. */
+typedef struct {
+    tp_completed of;
+    double seconds;
+} tp_judge_timed;
+/* tp_judge_run, with what tp_program_complete makes, which the caller closes. known: as there, of this judge. */
 TP_MUST_USE tp_status
-tp_judge_make(tp_judge *judge, const tp_candidate *candidate, tp_program **program, tp_sim **sim, double *makespan_s);
+tp_judge_make(tp_judge *judge, const tp_candidate *candidate, const tp_completed *known, tp_judge_timed *out);
 void
 tp_judge_count(tp_judge *judge, int64_t work);
 const tp_judge_request *

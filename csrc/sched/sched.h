@@ -451,12 +451,21 @@ typedef struct tp_sim tp_sim;
  * costs nothing; one that was moved is one more operation of the pass. */
 TP_MUST_USE tp_status
 tp_sim_open(const tp_program *program, tp_sim **out);
+/* A program that the engine could run, what it was lowered from, and its simulator. */
+typedef struct {
+    tp_program *order, *program;
+    tp_sim *sim;
+} tp_completed;
 /* tp_program_split (pending < 0: not split), tp_program_lower and tp_sim_open in one, for searches that make thousands of programs.
+ * known: of the same `tied`, or NULL; where the order is the known one's, *out is *known, whose program the caller has then twice.
  * Unchecked, so the caller answers for it: `compute` was made by the builders and passes here and, if it is split, has no I or W
  * yet; durations have I and W. EVALUE: bad durations. EMEMORY. */
 TP_MUST_USE tp_status
-tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, tp_program **program,
-                    tp_sim **sim);
+tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, const tp_completed *known,
+                    tp_completed *out);
+/* Closes what is not `kept`'s too (NULL: all), and empties *completed. */
+void
+tp_completed_close(tp_completed *completed, const tp_completed *kept);
 /* Not thread-safe on one tp_sim. durations are trusted: finite, >= 0. *makespan_s equals tp_program_simulate's, or says nothing
  * where the thread is told to stop (csrc/base/deadline.h). */
 void

@@ -550,25 +550,43 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
     return status;
 }
 
+void
+tp_completed_close(tp_completed *completed, const tp_completed *kept)
+{
+    if (kept == NULL || completed->program != kept->program) {
+        tp_program_close(completed->order);
+        tp_program_close(completed->program);
+        tp_sim_close(completed->sim);
+    }
+    *completed = (tp_completed){NULL, NULL, NULL};
+}
+
+/* Most plans that a search compares differ in how long operations take, not in their order: what follows from that is found once. */
+static tp_status
+lower_order(unsigned ops, int tied, const tp_completed *known, tp_completed *out)
+{
+    if (known != NULL && known->program != NULL && tp_program_equal(out->order, known->order)) {
+        tp_program_close(out->order);
+        *out = *known;
+        return TP_OK;
+    }
+    TP_TRY(tp_sched_lower(out->order, ops, tied, &out->program));
+    return tp_sched_sim_open(out->program, ops | TP_SCHED_MESSAGES, &out->sim); /* it is lowered */
+}
+
 tp_status
-tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, tp_program **program,
-                    tp_sim **sim)
+tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, const tp_completed *known,
+                    tp_completed *out)
 {
     unsigned ops = tp_sched_ops(compute);
-    tp_program *split = NULL;
-    tp_status status = tp_durations_check(compute, durations);
-    *program = NULL;
-    *sim = NULL;
-    if (status == TP_OK && pending >= 0)
-        status = tp_sched_split(compute, ops, durations, pending, &split);
-    if (status == TP_OK)
-        status = tp_sched_lower(split == NULL ? compute : split, ops, tied, program);
-    tp_program_close(split);
-    if (status == TP_OK)
-        status = tp_sched_sim_open(*program, ops | TP_SCHED_MESSAGES, sim); /* it is lowered */
-    if (status != TP_OK) {
-        tp_program_close(*program);
-        *program = NULL;
-    }
+    *out = (tp_completed){NULL, NULL, NULL};
+    TP_TRY(tp_durations_check(compute, durations));
+    if (pending >= 0)
+        TP_TRY(tp_sched_split(compute, ops, durations, pending, &out->order));
+    else
+        TP_TRY(tp_program_strip(compute, &out->order));
+    tp_status status = lower_order(ops, tied, known, out);
+    if (status != TP_OK)
+        tp_completed_close(out, NULL);
     return status;
 }
