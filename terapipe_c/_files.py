@@ -4,7 +4,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -145,7 +144,7 @@ def writing(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[IO[b
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right",
                                 str(target.parent))
-    temporary = target.with_name(f".terapipe-{secrets.token_hex(8)}")
+    temporary = target.with_name(f".terapipe-{os.urandom(8).hex()}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with os.fdopen(handle, "wb") as file:

@@ -5,7 +5,6 @@ import hashlib
 import inspect
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -292,7 +291,7 @@ class _Rank:
     def _see_folder(self, folder: Path) -> None:
         """Every rank writes its part of a checkpoint into rank 0's folder: not seeing it is found out now, not then."""
         first = self.place.rank == 0
-        name = share(self.comm, f".terapipe-{secrets.token_hex(8)}" if first else None)[0]
+        name = share(self.comm, f".terapipe-{os.urandom(8).hex()}" if first else None)[0]
         try:
             if first:
                 (folder / name).touch()

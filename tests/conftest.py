@@ -2,6 +2,7 @@
 needs one."""
 
 import fcntl
+import gc
 import os
 import signal
 import time
@@ -9,6 +10,9 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+# Before NumPy: no test multiplies so much that more threads would be quicker, and each of 800 Pythons takes 70 ms to start them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import terapipe_c
 from terapipe_c.planning import joint
@@ -66,6 +70,7 @@ def may_share(item: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are skipped, saying why, where no device can be opened; what may share the machine comes first."""
+    gc.freeze()  # the planners make many tuples: what pytest holds is not gone through again and again for them
     if TURNS is not None:
         items.sort(key=lambda item: SHARING.index(item.path.stem) if may_share(item) else len(SHARING))
     marked = [item for item in items if item.get_closest_marker("gpu")]
