@@ -7,8 +7,10 @@ Which kind of file is read is told by its name and its first bytes, in this orde
    uint32 tokens.
 3. any other `X.bin`: nanoGPT; raw little-endian uint16.
 4. `X.npy`: a NumPy file holding a 1-D integer array.
-5. anything else: text, one token a byte (memory-mapped), or what `tokenizer` makes of it; archives, compressed files and
-   tables are refused.
+5. anything else: text, one token a byte (memory-mapped), or what `tokenizer` makes of it; what its first bytes tell to be an
+   archive, compressed, a table, a model's tensors or text of two bytes a character is refused.
+
+A name may end in capitals, `X.BIN`.
 
 Sampling: row r of step s starts at a token drawn by NumPy's Philox4x64-10 (Salmon et al., SC 2011) with key (seed, split
 number) and counter (r + 1, s, 0, 0); its first 64-bit word w gives start = first + floor(w * n / 2^64) for n possible
@@ -51,8 +53,11 @@ MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 PACKED = {b"PK\x03\x04": "a zip archive (.npz and .pt files are some)", b"\x1f\x8b": "compressed by gzip",
           b"\x28\xb5\x2f\xfd": "compressed by zstd", b"\xfd7zXZ\0": "compressed by xz", b"BZh91AY&SY": "compressed by bzip2",
-          b"PAR1\x15": "a Parquet table", b"ARROW1\0\0": "an Arrow table",
-          b"\x93NUMPY": "a NumPy array whose name does not end in .npy"}
+          b"\x04\x22\x4d\x18": "compressed by lz4", b"PAR1\x15": "a Parquet table", b"ARROW1\0\0": "an Arrow table",
+          b"\x89HDF\r\n\x1a\n": "an HDF5 file", b"SQLite format 3\0": "an SQLite database", b"%PDF-": "a PDF",
+          b"GGUF\2\0\0\0": "a model's tensors (GGUF)", b"GGUF\3\0\0\0": "a model's tensors (GGUF)",
+          b"\x93NUMPY": "a NumPy array whose name does not end in .npy",
+          **{struct.pack("<2i", *kind): "an llm.c file whose name does not end in .bin" for kind in LLM_C_KINDS}}
 
 Tokenizer = Callable[[str], Sequence[int]]
 #: A file, or tokens.
@@ -333,7 +338,8 @@ def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], s
     index = _megatron_index(path)
     if index is None and not path.exists():
         raise FileNotFoundError(f"{path}: no such file (and no {path.name}.idx with {path.name}.bin)")
-    binary = index is not None or path.suffix in (".bin", ".npy")
+    suffix = path.suffix.lower()
+    binary = index is not None or suffix in (".bin", ".npy")
     if binary and tokenizer is not None:
         raise InvalidValueError(f"{path}: tokenizer is for text; this file holds tokens already")
     if index is not None:
@@ -342,19 +348,31 @@ def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], s
         raise InvalidValueError(f"{path} is not a file: one of text or tokens would be right")
     if path.stat().st_size == 0:
         raise InvalidValueError(f"{path} is empty: it has no tokens")
-    if path.suffix == ".bin":
+    if suffix == ".bin":
         return _open_bin(path)
-    if path.suffix == ".npy":
+    if suffix == ".npy":
         return _open_npy(path)
-    with path.open("rb") as file, naming(path):
-        first = file.read(16)
-    packed = next((name for magic, name in PACKED.items() if first.startswith(magic)), None)
+    packed = _packed(path)
     if packed is not None:      # its bytes would train as well as any others, and nobody would see why they teach nothing
-        raise InvalidValueError(f"{path} is {packed}, no text: what is in it, as a text, a .npy or a .bin, would be right")
+        raise InvalidValueError(f"{path} is {packed}, no text: what is in it, as a text in UTF-8, a .npy or a .bin, would be right")
     if tokenizer is None:
         with naming(path):
             return np.memmap(path, np.uint8, "r"), str(path), "text"
     return _tokenize(path, tokenizer), str(path), "tokenized text"
+
+
+def _packed(path: Path) -> str | None:
+    """What a file is that is no text, by its first bytes. Zeros alone tell nothing: tokens of one byte each may have them."""
+    with path.open("rb") as file, naming(path):
+        first = file.read(512)
+        size = os.fstat(file.fileno()).st_size
+    if first[8:10] == b'{"' and 2 <= int.from_bytes(first[:8], "little") <= size - 8:
+        return "a model's tensors (safetensors)"
+    if first[257:262] == b"ustar":
+        return "an archive of tar's"
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in first[2:]:
+        return "text in UTF-16 or UTF-32, whose characters are no bytes"
+    return next((name for magic, name in PACKED.items() if first.startswith(magic)), None)
 
 
 def _tokenize(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
@@ -409,10 +427,11 @@ def _open_bin(path: Path) -> tuple[NDArray[Any], str, str]:
 
 def _megatron_index(path: Path) -> Path | None:
     """The .idx that belongs to `path` (a prefix, the .bin or the .idx itself), or None where it is no Megatron pair."""
-    if path.suffix == ".idx":
+    suffix = path.suffix.lower()
+    if suffix == ".idx":
         return path if path.is_file() else None
-    candidate = path.with_suffix(".idx") if path.suffix == ".bin" else path.with_name(path.name + ".idx")
-    if not candidate.is_file() or (path.suffix != ".bin" and path.exists()):
+    candidate = _beside(path, ".idx") if suffix == ".bin" else path.with_name(path.name + ".idx")
+    if not candidate.is_file() or (suffix != ".bin" and path.exists()):
         return None
     with candidate.open("rb") as file:
         magic = file.read(len(MEGATRON_MAGIC))
@@ -420,6 +439,12 @@ def _megatron_index(path: Path) -> Path | None:
     # nanoGPT's uint16: tokens, but not these.
     known = magic.startswith((MEGATRON_MAGIC, LEGACY_MAGIC))
     return candidate if known or not path.exists() else None
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """The file beside `path` that ends so, in capitals where that one is there alone."""
+    small, large = path.with_suffix(suffix), path.with_suffix(suffix.upper())
+    return large if large.is_file() and not small.is_file() else small
 
 
 def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:
@@ -444,7 +469,7 @@ def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:
             f"{index}: {sequences} sequences and {documents} documents need {needed} bytes, but it has "
             f"{index.stat().st_size}: truncated"
         )
-    tokens_path = index.with_suffix(".bin")
+    tokens_path = _beside(index, ".bin")
     if not tokens_path.is_file():
         raise FileNotFoundError(f"{tokens_path}: no such file, though its index {index.name} is there")
     dtype = np.dtype(MEGATRON_DTYPES[code])

@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -378,12 +379,37 @@ def test_what_is_packed_is_no_text(tmp_path):
     (tmp_path / "text.xz").write_bytes(lzma.compress(b"hello " * 100))
     np.save(tmp_path / "tokens.npy", tokens)
     (tmp_path / "tokens.npy").rename(tmp_path / "tokens")
-    for name, words in (("tokens.npz", "zip archive"), ("text.gz", "compressed by gzip"), ("text.bz2", "compressed by bzip2"),
+    write_llm_c(tmp_path / "llm.tokens", tokens)
+    tp.export_hf(tmp_path / "hf", model=(model := tp.GPTConfig(1, 1, 8, 16, 8)), params=tp.init_params(model, seed=0))
+    (tmp_path / "hf/model.safetensors").rename(tmp_path / "model.safetensors")
+    (tmp_path / "wide.txt").write_text("hello " * 100, encoding="utf-16")
+    with tarfile.open(tmp_path / "text.tar", "w") as tar:
+        tar.add(tmp_path / "text.gz")
+    for name, words in (("tokens.npz", "zip archive"), ("model.safetensors", r"a model's tensors \(safetensors\)"),
+                        ("wide.txt", "text in UTF-16"), ("text.tar", "an archive of tar's"), ("llm.tokens", "an llm.c file"),
+                        ("text.gz", "compressed by gzip"), ("text.bz2", "compressed by bzip2"),
                         ("text.xz", "compressed by xz"), ("tokens", "does not end in .npy")):
         with pytest.raises(InvalidValueError, match=f"{name} is .*{words}.*, no text"):
             Dataset(tmp_path / name, 8, 2)
     (tmp_path / "text").write_text("PAR1 et PAR2, BZh9, PK: " * 9)
     assert Dataset(tmp_path / "text", 8, 2).kind == "text"
+    (tmp_path / "bytes").write_bytes(bytes(range(256)) * 4)     # tokens of one byte each
+    assert Dataset(tmp_path / "bytes", 8, 2).kind == "text"
+
+
+def test_a_name_may_end_in_capitals(tmp_path):
+    """They were taken for texts, whose bytes are the tokens: half of a nanoGPT token each."""
+    ramp(500).tofile(tmp_path / "GPT.BIN")
+    np.save(tmp_path / "a.npy", ramp(500))
+    (tmp_path / "a.npy").rename(tmp_path / "A.NPY")
+    write_megatron(tmp_path, [ramp(250), ramp(250)], name="pair")
+    for suffix in ("bin", "idx"):
+        (tmp_path / f"pair.{suffix}").rename(tmp_path / f"pair.{suffix.upper()}")
+    for name, kind in (("GPT.BIN", "nanoGPT"), ("A.NPY", "npy"), ("pair.BIN", "Megatron"), ("pair.IDX", "Megatron")):
+        data = Dataset(tmp_path / name, 8, 2)
+        assert data.kind == kind and len(data) == 500, (name, data)
+        with pytest.raises(InvalidValueError, match="tokenizer is for text"):
+            Dataset(tmp_path / name, 8, 2, tokenizer=list)
 
 
 def test_a_mapped_file_reaches_other_processes_without_a_copy(tmp_path):
