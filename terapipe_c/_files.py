@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import stat
@@ -76,8 +77,9 @@ def check_output(path: str | os.PathLike[str], *, appended: bool = False) -> Non
         raise PermissionError(errno.EACCES, f"a {what} that can be written would be right", str(asked))
 
 
-def make_folders(path: Path) -> None:
-    """The folder and those that it is in, where they are not there yet."""
+def make_folders(path: Path) -> list[Path]:
+    """The folder and those that it is in, where they are not there yet; gives the new ones for :func:`remove_folders`."""
+    new = list(itertools.takewhile(lambda folder: not os.path.lexists(folder), (path, *path.parents)))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except RecursionError:                           # pathlib goes up by calling itself, and has made nothing by then
@@ -86,6 +88,17 @@ def make_folders(path: Path) -> None:
     except FileExistsError:                          # a link to nothing, too
         raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder would have to be: another path would be right",
                                  str(path)) from None
+    except OSError:                                  # the innermost's name may be too long, or a disk be full
+        remove_folders(new)
+        raise
+    return new
+
+
+def remove_folders(new: list[Path]) -> None:
+    """Undo :func:`make_folders`; those in which something is by now stay."""
+    for folder in new:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 @contextmanager

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import check_writable, loads, make_folders, naming, no_folder, path_of
+from ._files import check_writable, loads, make_folders, naming, no_folder, path_of, remove_folders
 from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import FileLayout, OnDemand, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
@@ -172,7 +172,7 @@ class CheckpointWriter:
             raise RuntimeError(f"{self._folder} is still being written: finish or abort it first")
         step = whole("step", step, 0)
         check_place(self.run_folder)
-        make_folders(self.run_folder)
+        new = make_folders(self.run_folder)
         remove_stale(self.run_folder)
         folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -184,6 +184,7 @@ class CheckpointWriter:
                 self._reserve(folder / file.name, file)
         except BaseException:
             self.abort()
+            remove_folders(new)
             raise
         return folder
 

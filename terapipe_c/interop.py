@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import loads, make_folders, no_folder, path_of, write_text
+from ._files import loads, make_folders, no_folder, path_of, remove_folders, write_text
 from .checkpoint import STATE_FILE, Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes
 from .config import GPTConfig, brief, flag, real, unmasked, whole
 from .tensorfile import OnDemand, TensorSpec, read_layout, read_tensor, write_file
@@ -73,14 +73,14 @@ def export_hf(
             pass        # all of it is right before anything is written
     check_names("params", params, model)
     _check_place(folder)        # before the tensors in it are replaced
-    there = folder.exists()
-    make_folders(folder)
+    new = make_folders(folder)
     try:
         write_file(folder / "model.safetensors", _with_biases(model, params, shapes), shapes=shapes)
         write_text(folder / "config.json", json.dumps(hf_config(model), indent=2) + "\n")
     except BaseException:
-        if not there:
+        if new:
             shutil.rmtree(folder, ignore_errors=True)
+            remove_folders(new)
         raise
     return folder
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._files import check_writable, loads, make_folders, no_folder, path_of, write_text
+from ._files import check_writable, loads, make_folders, no_folder, path_of, remove_folders, write_text
 from .backend import choose, heads_refused, place, place_own
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
@@ -432,13 +432,16 @@ class Folder:
         """Make it if there is none. FileExistsError if another run is under way in it; where the file system has no locks,
         nobody can know."""
         self.path, self.made, self.new, self._fd = path, True, list[Path](), -1
-        make_folders(path.parent)
+        self._around = make_folders(path.parent)
         try:
             path.mkdir()
         except FileExistsError:
             self.made = False
             if not path.is_dir():      # nor a file, or it would have been refused before
                 raise FileExistsError(17, "this run folder is a link to nothing: another one would be right", str(path)) from None
+        except OSError:                # a name too long, a full disk
+            remove_folders(self._around)
+            raise
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -461,6 +464,7 @@ class Folder:
         """Remove what was made, because nothing has begun: the same call must be possible again."""
         if self.made:
             shutil.rmtree(self.path, ignore_errors=True)
+            remove_folders(self._around)
         else:
             for file in self.new:
                 with suppress(OSError):

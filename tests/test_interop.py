@@ -224,6 +224,12 @@ def test_an_export_that_the_disk_does_not_take_leaves_what_was_there(tmp_path, m
         export_hf(tmp_path, model=MODEL, params={name: array + 1 for name, array in params.items()})
     assert caught.value.filename == str(tmp_path / "model.safetensors")
     assert same(import_hf(tmp_path).params, params) and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(OSError, match="No space"):
+        export_hf(tmp_path / "new/er/hf", model=MODEL, params=params)
+    assert not (tmp_path / "new").exists()        # the folders around it stayed
+    with pytest.raises(OSError, match="too long"):
+        export_hf(tmp_path / "new/er" / ("x" * 300), model=MODEL, params=params)
+    assert not (tmp_path / "new").exists()
 
 
 def test_tensors_stay_where_their_config_cannot_be_written(tmp_path):
