@@ -153,4 +153,5 @@ class Outcome:
     def _write_trace(self) -> None:
         if self.out is not None and self._history:  # a resume with nothing left to do keeps what was there
             columns = ["rank", "op", "stage", "micro", "slice", "start_s", "end_s"]
-            write_json(self.out / "trace.json", {"columns": columns, "rows": self.trace})
+            plan = getattr(self.plan, "digest", None)       # None: a plan of another's making
+            write_json(self.out / "trace.json", {"columns": columns, "rows": self.trace, "plan": plan})

@@ -47,13 +47,15 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
         if not no_folder(path / "plan.json").exists():
             raise ValueError(f"{path}: no run folder, it has no plan.json")
         refuse(args, list(TIMES), own)
+        plan = tp.Plan.load(str(path / "plan.json"))
         if (path / "trace.json").exists():  # of the last step, once the run is over
             from .view import measured_timeline
 
-            rows = read_entry(path / "trace.json", "rows", list)["rows"]
-            program = tp.Plan.load(str(path / "plan.json")).program
-            return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows], program)
-        return "planned timeline of a run", tp.Plan.load(str(path / "plan.json")).timeline()
+            found = read_entry(path / "trace.json", "rows", list)
+            if found.get("plan") not in (None, plan.digest):     # resumed by another plan, which has not come to its end
+                return "planned timeline of a run (trace.json is of the plan before)", plan.timeline()
+            return "measured timeline of the last step", measured_timeline([tuple(row) for row in found["rows"]], plan.program)
+        return "planned timeline of a run", plan.timeline()
     try:
         raw = no_folder(path).read_bytes()      # once: it may be a pipe
         text = raw.decode().replace("\r\n", "\n")

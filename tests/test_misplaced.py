@@ -57,6 +57,20 @@ def test_a_folder_where_a_file_is_read_or_written_is_no_bare_error(tmp_path, cap
         assert cli.main(["sweep", "--grid", grid, "--out", str(out)]) != 0 and said in capsys.readouterr().err
 
 
+def test_a_trace_of_the_plan_before_is_not_shown_as_this_ones(tmp_path, capsys):
+    """A resume that finds nothing left to do measures nothing: its plan is in the folder, and the trace of the one before."""
+    plan, run = a_run(tmp_path)
+    assert cli.main(["view", str(run)]) == 0 and capsys.readouterr().out.startswith("measured timeline of the last step\n")
+    tp.launch(plan, DATA, steps=1, out=run, resume=True, processes=False, progress=False).wait()
+    assert cli.main(["view", str(run)]) == 0 and capsys.readouterr().out.startswith("measured timeline of the last step\n")
+    other = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8, slicing=[(1, [4, 4]), (1, [8])])
+    tp.launch(other, DATA, steps=1, out=run, resume=True, processes=False, progress=False).wait()
+    assert cli.main(["view", str(run)]) == 0
+    assert capsys.readouterr().out.startswith("planned timeline of a run (trace.json is of the plan before)\n")
+    tp.launch(other, DATA, steps=2, out=run, resume=True, processes=False, progress=False).wait()
+    assert cli.main(["view", str(run)]) == 0 and capsys.readouterr().out.startswith("measured timeline of the last step\n")
+
+
 def test_a_module_in_the_working_directory_is_not_taken_for_what_the_launcher_has(tmp_path):
     """Ranks ended with exit code 3 and no word: "" of sys.path had become another folder since NumPy was imported."""
     for name in ("numpy.py", "random.py"):
