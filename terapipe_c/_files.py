@@ -77,6 +77,14 @@ def check_output(path: str | os.PathLike[str], *, appended: bool = False) -> Non
         raise PermissionError(errno.EACCES, f"a {what} that can be written would be right", str(asked))
 
 
+def check_place(path: str | os.PathLike[str], mark: str) -> None:
+    """Refuses, before the work and not after it, a file that :func:`write_text` cannot write, or :func:`replaceable` would not."""
+    folder = os.path.dirname(os.fspath(path)) or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right", folder)
+    check_output(replaceable(path, mark))
+
+
 def make_folders(path: Path) -> list[Path]:
     """The folder and those that it is in, where they are not there yet; gives the new ones for :func:`remove_folders`."""
     new = list(itertools.takewhile(lambda folder: not os.path.lexists(folder), (path, *path.parents)))

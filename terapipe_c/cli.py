@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from . import timelines
-from ._files import check_output, read_entry, replaceable
+from ._files import check_place, read_entry
 from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, build_parser, launch_names, plan_flags_given
 
 __all__ = ["main"]
@@ -294,11 +294,8 @@ def _profile(args: argparse.Namespace) -> int:
 
 def _check_folder(path: str | None, mark: str = "") -> None:
     """Before the work, not after it."""
-    folder = os.path.dirname(path or "") or "."
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(2, "there is no such folder to write into: one that exists would be right", folder)
     if path:
-        check_output(replaceable(path, mark))
+        check_place(path, mark)
 
 
 def _plan(args: argparse.Namespace) -> int:

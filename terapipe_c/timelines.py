@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._files import no_folder, read_entry, replaceable
+from ._files import check_place, no_folder, read_entry
 
 __all__ = ["asked", "draw", "named", "result", "timeline_of"]
 
@@ -125,7 +125,7 @@ def draw(args: argparse.Namespace, line: Any) -> dict[str, str]:
         if path and (same := paths.setdefault(os.path.realpath(path), name)) != name:
             raise ValueError(f"--{same} and --{name} are both {path}: two files would be right")
         if path:                                     # before one is written
-            replaceable(path, MARKS[name])
+            check_place(path, MARKS[name])
     written = {}
     for name, method in (("svg", "to_svg"), ("html", "to_html"), ("trace", "to_chrome_trace")):
         path = getattr(args, name)

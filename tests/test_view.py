@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -376,3 +377,15 @@ def test_shares_are_written_without_exponents():
             25: "2500 %"}  # fmt: skip
     assert {gap: human_gap(gap) for gap in gaps} == gaps
     assert (human_gap(1.95, "+"), human_gap(0.012, "+"), human_gap(-0.5, "+")) == ("+195 %", "+1.2 %", "-50 %")
+
+
+def test_a_place_that_takes_no_picture_is_refused_before_one_is_drawn(tmp_path, monkeypatch, capsys):
+    """The first was written already when the second was refused."""
+    few = ["simulate", "--schedule", "gpipe", "--svg", str(tmp_path / "a.svg"), "--html"]
+    assert cli.main([*few, str(tmp_path / "none/b.html")]) == 2 and "no such folder to write into" in capsys.readouterr().err
+    (tmp_path / "sealed").mkdir()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, how: not str(path).endswith("sealed") and real(path, how))   # root may write
+    assert cli.main([*few, str(tmp_path / "sealed/b.html")]) == 2
+    assert "a folder that can be written would be right" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["sealed"]
