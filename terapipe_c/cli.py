@@ -5,6 +5,7 @@ else to standard error. Exit codes: 0 done, 1 failed, 2 bad request.
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import errno
 import functools
@@ -36,8 +37,9 @@ RECORD_FIELDS = ("step", "loss", "eval_loss", "grad_norm", "lr", "tokens_per_s",
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a folder must not end what went well
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        codecs.register_error("terapipe", functools.partial(_escaped, raw=sys.stdout.errors == "surrogateescape"))
+        sys.stdout.reconfigure(errors="terapipe")  # the name of a folder, or a picture, must not end what went well
     parser = build_parser(COMMANDS)
     try:
         args = parser.parse_args(argv)
@@ -67,6 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_REQUEST if _is_bad_request(error) else FAILED
     finally:
         _forget(sys.stderr)
+
+
+def _escaped(error: UnicodeError, raw: bool) -> tuple[str | bytes, int]:
+    """For a character that a stream cannot have: of pictures one as wide, of names its escape, or their bytes as Python gives them
+    (raw) where the locale is C."""
+    assert isinstance(error, UnicodeEncodeError)
+    char = error.object[error.start]
+    if raw and 0xDC80 <= ord(char) <= 0xDCFF:
+        return bytes([ord(char) - 0xDC00]), error.start + 1
+    return "." if char == "·" else char.encode("ascii", "backslashreplace").decode(), error.start + 1
 
 
 def _say(text: str) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -389,3 +390,14 @@ def test_a_place_that_takes_no_picture_is_refused_before_one_is_drawn(tmp_path, 
     assert cli.main([*few, str(tmp_path / "sealed/b.html")]) == 2
     assert "a folder that can be written would be right" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["sealed"]
+
+
+def test_a_terminal_of_ascii_alone_shows_a_timeline(tmp_path):
+    """As of LC_ALL=C where Python's UTF-8 mode is off: a UnicodeEncodeError before. Bars keep their width."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    (tmp_path / "p.txt").write_text(str(schedules.gpipe(2, 2)))
+    shown = subprocess.run([sys.executable, "-m", "terapipe_c", "view", str(tmp_path / "p.txt")], env=environment,
+                           capture_output=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    bar = next(line for line in shown.stdout.decode("ascii").splitlines() if "rank 0" in line).split()[2]
+    assert len(bar) == 72 and set(bar) == set("FB."), bar
