@@ -249,7 +249,7 @@ def test_a_step_that_ended_half_way_leaves_what_its_last_updates_made(emulation,
     """Wherever it ended, that is saved, and the next step goes on from there: with graphs that know where versions are."""
     module, tokens, ends = tp.cuda.load(), tokens_of(LONG, 5, 69), set()
 
-    for calls in range(10, 1000, 37):
+    for calls in range(24, 1000, 25):  # some end between updates that leave the newest weights where no graph reads them
         engine, other = two_stages(dtype), two_stages(dtype)
         for step in range(2, 4):
             engine.run(tokens, step=step, **HYPER)
