@@ -16,6 +16,7 @@ from .config import brief
 
 _THERE = "the file is there: another name would be right"
 _HEAD = 1 << 16    # bytes of a file in which its mark is
+_DEEPEST = 500      # folders in each other that are made at once
 
 
 def path_of(name: str, value: Any, look: bool = True) -> Path:
@@ -80,23 +81,31 @@ def check_output(path: str | os.PathLike[str], *, appended: bool = False) -> Non
 def check_place(path: str | os.PathLike[str], mark: str) -> None:
     """Refuses, before the work and not after it, a file that :func:`write_text` cannot write, or :func:`replaceable` would not."""
     folder = os.path.dirname(os.fspath(path)) or "."
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right", folder)
+    for one in (folder, os.path.dirname(os.path.realpath(path))):    # a link may lead elsewhere
+        if not os.path.isdir(one):
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right", one)
     check_output(replaceable(path, mark))
 
 
 def make_folders(path: Path) -> list[Path]:
-    """The folder and those that it is in, where they are not there yet; gives the new ones for :func:`remove_folders`."""
-    new = list(itertools.takewhile(lambda folder: not os.path.lexists(folder), (path, *path.parents)))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except RecursionError:                           # pathlib goes up by calling itself, and has made nothing by then
+    """The folder and those that it is in, where they are not there yet; gives those that this call made, the innermost first, for
+    :func:`remove_folders`. Not what others make meanwhile, nor what a name with ``..`` in it turns out to be."""
+    missing = list(itertools.takewhile(lambda one: not os.path.isdir(one), (path, *path.parents)))
+    if len(missing) > _DEEPEST:
         raise InvalidValueError(f"{brief(str(path))} is a folder within {len(path.parts) - 1} others: some hundreds fewer would be "
-                                "right") from None
-    except FileExistsError:                          # a link to nothing, too
-        raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder would have to be: another path would be right",
-                                 str(path)) from None
-    except OSError:                                  # the innermost's name may be too long, or a disk be full
+                                "right")
+    new: list[Path] = []
+    try:
+        for folder in reversed(missing):
+            try:
+                folder.mkdir()
+            except FileExistsError:                      # a link to nothing, too
+                if not folder.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder would have to be: another path would be "
+                                             "right", str(path)) from None
+            else:
+                new.insert(0, folder)
+    except OSError:                                      # the innermost's name may be too long, or a disk be full
         remove_folders(new)
         raise
     return new

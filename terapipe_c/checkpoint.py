@@ -173,12 +173,12 @@ class CheckpointWriter:
         step = whole("step", step, 0)
         check_place(self.run_folder)
         new = make_folders(self.run_folder)
-        remove_stale(self.run_folder)
         folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
         self._step, self._folder = step, folder
         try:
+            remove_stale(self.run_folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
             self._check_space(folder)
             for file in self.layout.files:
                 self._reserve(folder / file.name, file)

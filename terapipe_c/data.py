@@ -8,7 +8,7 @@ Which kind of file is read is told by its name and its first bytes, in this orde
 3. any other `X.bin`: nanoGPT; raw little-endian uint16.
 4. `X.npy`: a NumPy file holding a 1-D integer array.
 5. anything else: text, one token a byte (memory-mapped), or what `tokenizer` makes of it; what its first bytes tell to be an
-   archive, compressed, a table, a model's tensors or text of two bytes a character is refused.
+   archive, compressed, a table, a model's tensors or text in UTF-16 is refused.
 
 A name may end in capitals, `X.BIN`.
 
@@ -19,6 +19,7 @@ starts (bias below n / 2^64). Nothing else enters, so no state is carried from s
 
 from __future__ import annotations
 
+import codecs
 import errno
 import hashlib
 import os
@@ -338,7 +339,7 @@ def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], s
     index = _megatron_index(path)
     if index is None and not path.exists():
         raise FileNotFoundError(f"{path}: no such file (and no {path.name}.idx with {path.name}.bin)")
-    suffix = path.suffix.lower()
+    suffix = _suffix(path)
     binary = index is not None or suffix in (".bin", ".npy")
     if binary and tokenizer is not None:
         raise InvalidValueError(f"{path}: tokenizer is for text; this file holds tokens already")
@@ -368,11 +369,20 @@ def _packed(path: Path) -> str | None:
         size = os.fstat(file.fileno()).st_size
     if first[8:10] == b'{"' and 2 <= int.from_bytes(first[:8], "little") <= size - 8:
         return "a model's tensors (safetensors)"
-    if first[257:262] == b"ustar":
+    if first[257:263] in (b"ustar\0", b"ustar "):     # POSIX, GNU; as in "mustard" it is text
         return "an archive of tar's"
-    if first.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in first[2:]:
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")) and _is_utf16(first):
         return "text in UTF-16 or UTF-32, whose characters are no bytes"
     return next((name for magic, name in PACKED.items() if first.startswith(magic)), None)
+
+
+def _is_utf16(first: bytes) -> bool:
+    """Are these first bytes words, lines and signs of UTF-16 (of UTF-32, behind its mark, every other one is a zero)?"""
+    try:
+        text = codecs.getincrementaldecoder("utf-16")().decode(first)
+    except UnicodeDecodeError:
+        return False
+    return all(char.isprintable() or char in "\0\t\n\r\f\v" for char in text)
 
 
 def _tokenize(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
@@ -427,10 +437,10 @@ def _open_bin(path: Path) -> tuple[NDArray[Any], str, str]:
 
 def _megatron_index(path: Path) -> Path | None:
     """The .idx that belongs to `path` (a prefix, the .bin or the .idx itself), or None where it is no Megatron pair."""
-    suffix = path.suffix.lower()
+    suffix = _suffix(path)
     if suffix == ".idx":
         return path if path.is_file() else None
-    candidate = _beside(path, ".idx") if suffix == ".bin" else path.with_name(path.name + ".idx")
+    candidate = _beside(path if suffix == ".bin" else path.with_name(path.name + ".bin"), ".idx")
     if not candidate.is_file() or (suffix != ".bin" and path.exists()):
         return None
     with candidate.open("rb") as file:
@@ -441,10 +451,16 @@ def _megatron_index(path: Path) -> Path | None:
     return candidate if known or not path.exists() else None
 
 
+def _suffix(path: Path) -> str:
+    return path.suffix.lower() if path.suffix.isupper() else path.suffix
+
+
 def _beside(path: Path, suffix: str) -> Path:
-    """The file beside `path` that ends so, in capitals where that one is there alone."""
-    small, large = path.with_suffix(suffix), path.with_suffix(suffix.upper())
-    return large if large.is_file() and not small.is_file() else small
+    """The file beside `path` that ends so, in capitals or small letters as `path` does, or else the other way."""
+    own, other = path.with_suffix(suffix), path.with_suffix(suffix.upper())
+    if path.suffix.isupper():
+        own, other = other, own
+    return own if own.is_file() or not other.is_file() else other
 
 
 def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:

@@ -75,12 +75,13 @@ def export_hf(
     _check_place(folder)        # before the tensors in it are replaced
     new = make_folders(folder)
     try:
+        _check_place(folder)    # once more: "nothing/../there" is a folder only now
         write_file(folder / "model.safetensors", _with_biases(model, params, shapes), shapes=shapes)
         write_text(folder / "config.json", json.dumps(hf_config(model), indent=2) + "\n")
     except BaseException:
-        if new:
+        if folder in new:
             shutil.rmtree(folder, ignore_errors=True)
-            remove_folders(new)
+        remove_folders(new)
         raise
     return folder
 

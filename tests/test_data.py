@@ -393,8 +393,9 @@ def test_what_is_packed_is_no_text(tmp_path):
             Dataset(tmp_path / name, 8, 2)
     (tmp_path / "text").write_text("PAR1 et PAR2, BZh9, PK: " * 9)
     assert Dataset(tmp_path / "text", 8, 2).kind == "text"
-    (tmp_path / "bytes").write_bytes(bytes(range(256)) * 4)     # tokens of one byte each
-    assert Dataset(tmp_path / "bytes", 8, 2).kind == "text"
+    for tokens in (bytes(range(256)) * 4, b"\xff\xfe" + bytes(range(256)) * 4, b"eat " * 64 + b"mustard " * 9):   # of one byte each
+        (tmp_path / "bytes").write_bytes(tokens)
+        assert Dataset(tmp_path / "bytes", 8, 2).kind == "text"
 
 
 def test_a_name_may_end_in_capitals(tmp_path):
@@ -405,7 +406,8 @@ def test_a_name_may_end_in_capitals(tmp_path):
     write_megatron(tmp_path, [ramp(250), ramp(250)], name="pair")
     for suffix in ("bin", "idx"):
         (tmp_path / f"pair.{suffix}").rename(tmp_path / f"pair.{suffix.upper()}")
-    for name, kind in (("GPT.BIN", "nanoGPT"), ("A.NPY", "npy"), ("pair.BIN", "Megatron"), ("pair.IDX", "Megatron")):
+    kinds = {"GPT.BIN": "nanoGPT", "A.NPY": "npy", "pair.BIN": "Megatron", "pair.IDX": "Megatron", "pair": "Megatron"}
+    for name, kind in kinds.items():
         data = Dataset(tmp_path / name, 8, 2)
         assert data.kind == kind and len(data) == 500, (name, data)
         with pytest.raises(InvalidValueError, match="tokenizer is for text"):

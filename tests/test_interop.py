@@ -230,6 +230,11 @@ def test_an_export_that_the_disk_does_not_take_leaves_what_was_there(tmp_path, m
     with pytest.raises(OSError, match="too long"):
         export_hf(tmp_path / "new/er" / ("x" * 300), model=MODEL, params=params)
     assert not (tmp_path / "new").exists()
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "keep/precious").write_text("mine")
+    with pytest.raises(OSError, match="No space"):      # "keep" itself, which was taken for new, and removed
+        export_hf(tmp_path / "nothere/../keep", model=MODEL, params=params)
+    assert (tmp_path / "keep/precious").read_text() == "mine" and not (tmp_path / "nothere").exists()
 
 
 def test_tensors_stay_where_their_config_cannot_be_written(tmp_path):

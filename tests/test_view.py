@@ -384,6 +384,9 @@ def test_a_place_that_takes_no_picture_is_refused_before_one_is_drawn(tmp_path, 
     """The first was written already when the second was refused."""
     few = ["simulate", "--schedule", "gpipe", "--svg", str(tmp_path / "a.svg"), "--html"]
     assert cli.main([*few, str(tmp_path / "none/b.html")]) == 2 and "no such folder to write into" in capsys.readouterr().err
+    (tmp_path / "link.html").symlink_to("none/b.html")
+    assert cli.main([*few, str(tmp_path / "link.html")]) == 2 and "no such folder to write into" in capsys.readouterr().err
+    (tmp_path / "link.html").unlink()
     (tmp_path / "sealed").mkdir()
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, how: not str(path).endswith("sealed") and real(path, how))   # root may write

@@ -283,8 +283,7 @@ finish_early(tp_judge *judge, const tp_candidate *c, const tp_durations *d, tp_p
         *best = other;
         other = swap;
     }
-    if (other.of.program != best->of.program) /* else it is the known one twice */
-        tp_completed_close(&other.of, known);
+    tp_completed_close(&other.of, known);
     return TP_OK;
 }
 
