@@ -5,6 +5,11 @@
     plan = tp.plan(model, tp.Cluster.local(), batch=4, seq_len=256, costs=tp.profile(model))
     run = tp.launch(plan, data="corpus.txt", steps=200, out="runs/a")
 """
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 try:
     from ._core import (
         AbortedError,
@@ -27,24 +32,49 @@ except ModuleNotFoundError as _missing:
                       "folder finds the installed package; `python setup.py build_ext --inplace` builds it here",
                       name=_missing.name, path=__file__) from None
 
-from . import cuda, devices, mpi, planners, schedules, zoo
-from .capture import capture
-from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from .compare import Comparison, compare
-from .config import Cluster, GPTConfig
-from .cost import CostModel
-from .data import Dataset, stdlib_corpus
-from .emulation import Emulation, emulate
-from .engine import init_params, loss_and_grads
-from .generate import generate
-from .interop import export_hf, import_hf
-from .launch import Record, Run, launch, runs
-from .plan import Plan, plan
-from .planners import max_batch
-from .profiling import profile
-from .report import Report
-from .schedule import Program, Timeline
-from .train import RankRun, train
+if TYPE_CHECKING:
+    from . import cuda, devices, mpi, planners, schedules, zoo
+    from .capture import capture
+    from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+    from .compare import Comparison, compare
+    from .config import Cluster, GPTConfig
+    from .cost import CostModel
+    from .data import Dataset, stdlib_corpus
+    from .emulation import Emulation, emulate
+    from .engine import init_params, loss_and_grads
+    from .generate import generate
+    from .interop import export_hf, import_hf
+    from .launch import Record, Run, launch, runs
+    from .plan import Plan, plan
+    from .planners import max_batch
+    from .profiling import profile
+    from .report import Report
+    from .schedule import Program, Timeline
+    from .train import RankRun, train
+
+# Where each public name is. A name is imported where it is first asked for: of a run's ranks, each a Python of its own, none
+# plans or captures, and the planners alone would take half of the time that it takes to start.
+_ROOMS = {
+    "": ("cuda", "devices", "mpi", "planners", "schedules", "zoo"),
+    "capture": ("capture",),
+    "checkpoint": ("Checkpoint", "load_checkpoint", "save_checkpoint"),
+    "compare": ("Comparison", "compare"),
+    "config": ("Cluster", "GPTConfig"),
+    "cost": ("CostModel",),
+    "data": ("Dataset", "stdlib_corpus"),
+    "emulation": ("Emulation", "emulate"),
+    "engine": ("init_params", "loss_and_grads"),
+    "generate": ("generate",),
+    "interop": ("export_hf", "import_hf"),
+    "launch": ("Record", "Run", "launch", "runs"),
+    "plan": ("Plan", "plan"),
+    "planners": ("max_batch",),
+    "profiling": ("profile",),
+    "report": ("Report",),
+    "schedule": ("Program", "Timeline"),
+    "train": ("RankRun", "train"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
@@ -58,6 +88,25 @@ __all__ = [
 ]
 
 
+class _Package(ModuleType):
+    """`tp.plan` is the function: not the module that it is in, which the import system sets when something imports that."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and _ROOM_OF.get(name) == name):
+            super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = _ROOM_OF[name]
+    module = importlib.import_module(f"{__name__}.{room or name}")
+    return globals().setdefault(name, getattr(module, name) if room else module)
+
+
 def __dir__() -> list[str]:
     """What completion offers: the public names, without the modules that they come from."""
     return __all__
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,11 +1,11 @@
 """tp.compare and `terapipe compare`: one row a planner, errors told, files new, pictures that are pictures."""
 import dataclasses
 import html.parser
+import importlib
 import inspect
 import json
 import os
 import signal
-import sys
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
@@ -229,7 +229,7 @@ def test_what_a_handler_raises_is_no_refusal_of_a_planner(monkeypatch):
     def handle(number, frame):
         raise ValueError("the user's own")
 
-    module = sys.modules["terapipe_c.compare"]
+    module = importlib.import_module("terapipe_c.compare")
     real = module.plan
 
     def disturbed(*args, **options):

@@ -1,5 +1,6 @@
 """The launcher: runs as threads and as processes, and every way in which one can end."""
 import html
+import importlib
 import json
 import os
 import pickle
@@ -23,7 +24,7 @@ from terapipe_c.worker import learning_rate, pack, share, unpack
 
 MODEL = dict(n_layer=2, n_head=1, n_embd=8, vocab_size=256, block_size=8, bias=True, tie_weights=True)
 DATA = np.arange(4000, dtype=np.int32) % 256
-launching = sys.modules["terapipe_c.launch"]
+launching = importlib.import_module("terapipe_c.launch")
 HERE = Path(__file__).resolve().parent
 BOTH = pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
 
@@ -286,7 +287,7 @@ def test_a_launch_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(sys.modules["terapipe_c.launch"], "ThreadRanks", refuse)
+    monkeypatch.setattr(importlib.import_module("terapipe_c.launch"), "ThreadRanks", refuse)
     with pytest.raises(OSError, match="Too many"):
         start(2, processes=False, out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -494,7 +495,7 @@ class Pressed:
 
     def press(self):
         deadline = time.monotonic() + 20
-        followed = sys.modules["terapipe_c.launch"]._followed
+        followed = importlib.import_module("terapipe_c.launch")._followed
         while not (self.run._locking and self.run.history and len(followed) == self.waited_for) and time.monotonic() < deadline:
             time.sleep(0.001)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)

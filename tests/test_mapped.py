@@ -1,8 +1,8 @@
 """Tokens that lie in files and arrays which somebody changes, cuts off, replaces or closes while they are trained on."""
 import copy
+import importlib
 import os
 import pickle
-import sys
 import time
 
 import numpy as np
@@ -19,7 +19,7 @@ def test_data_that_grew_since_the_launcher_read_it(tmp_path, monkeypatch):
     """Ranks that see it at different moments would train on different batches."""
     data = tmp_path / "log.txt"
     data.write_bytes(bytes(range(256)) * 8)
-    launch = sys.modules["terapipe_c.launch"]
+    launch = importlib.import_module("terapipe_c.launch")
     real = launch.make_job
 
     def then_grow(**arguments):

@@ -1,5 +1,6 @@
 """What is built and shipped: the source distribution is whole, the wheel has its data, the face is API.md's."""
 
+import ast
 import importlib.metadata
 import inspect
 import operator
@@ -112,6 +113,55 @@ def test_the_public_face_is_all_there_and_documented() -> None:
             continue  # the builtin that it also is says what it means
         if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
             assert (value.__doc__ or "").strip(), f"tp.{name} has no docstring"
+
+
+def test_each_public_name_is_imported_from_where_the_type_checker_sees_it() -> None:
+    tree = ast.parse(Path(tp.__file__).read_text())
+    seen = [node for check in tree.body if isinstance(check, ast.If) for node in check.body if isinstance(node, ast.ImportFrom)]
+    assert {node.module or "": tuple(alias.name for alias in node.names) for node in seen} == tp._ROOMS
+    core = next(node for check in tree.body if isinstance(check, ast.Try) for node in check.body)
+    assert sorted([*tp._ROOM_OF, *(alias.name for alias in core.names), "__version__"]) == sorted(tp.__all__)
+
+
+@pytest.mark.parametrize("script", [
+    "import terapipe_c.plan, terapipe_c as tp; from terapipe_c import plan; assert tp.plan is plan is terapipe_c.plan",
+    "from terapipe_c.plan import Plan, plan; import terapipe_c as tp; assert tp.plan is plan and tp.Plan is Plan",
+    "from terapipe_c import *; assert callable(plan) and plan.__name__ == 'plan' and schedules.gpipe",
+    "import terapipe_c as tp; tp.plan; import terapipe_c.plan; assert callable(tp.plan) and tp.planners.balance",
+    "import terapipe_c as tp; tp.plan = 1; assert tp.plan == 1; del tp.plan; assert callable(tp.plan)",
+    "import pickle, terapipe_c as tp; assert pickle.loads(pickle.dumps(tp.plan)) is tp.plan",
+    "import terapipe_c as tp; assert not hasattr(tp, 'nothing') and not hasattr(tp, 'request')"])  # fmt: skip
+def test_a_public_name_is_never_the_module_that_it_is_in(script: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
+def test_threads_may_ask_for_the_public_names_at_once() -> None:
+    """Locks of modules that import one another in a circle would hand one thread a module half made."""
+    script = """if 1:
+        import random, sys, threading
+        import terapipe_c as tp
+        wrong, start = [], threading.Barrier(8)
+        def ask(seed):
+            names = random.Random(seed).sample(tp.__all__, len(tp.__all__))
+            start.wait()
+            try:
+                [getattr(tp, name) for name in names]
+            except BaseException as error:
+                wrong.append(error)
+        sys.setswitchinterval(1e-6)
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(8)]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        assert not wrong and callable(tp.plan), wrong"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_rank_imports_no_planner() -> None:
+    script = Path(tp.__file__).with_name("_rank.py").read_text()
+    imports = "\n".join(line.strip() for line in script.splitlines() if line.startswith("        from terapipe_c"))
+    assert "worker" in imports
+    asked = imports + "\nimport sys; print(sum(name.startswith('terapipe_c.plan') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, text=True).stdout == "0\n"
 
 
 @pytest.mark.parametrize("module", [tp, tp.planners, tp.schedules, tp.cuda, tp.mpi, tp.zoo, tp.devices])

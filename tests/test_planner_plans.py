@@ -1,9 +1,9 @@
 """Every plan of every planner that this engine can execute trains: losses bit-equal to one device, memory as predicted to the
 byte. What it cannot execute is refused before work starts."""
 import dataclasses
+import importlib
 import itertools
 import re
-import sys
 from functools import cache
 
 import numpy as np
@@ -117,7 +117,7 @@ def test_schedules_that_go_down_and_up_again_say_what_they_cannot():
 
 
 def refused(plan, word, monkeypatch):
-    monkeypatch.setattr(sys.modules["terapipe_c.launch"], "_region", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(importlib.import_module("terapipe_c.launch"), "_region", lambda *_: pytest.fail("work was begun"))
     said = "not executable" if plan.why_not_at_all else "runs not reproducibly"
     assert not plan.executable and word in plan.why_not_executable and repr(plan).endswith(f", {said}>")
     assert f"  {said}: {plan.why_not_executable}" in plan.explain()

@@ -1,5 +1,6 @@
 """A run in an unusual environment: closed streams, few file descriptors, folders that others change, a run nobody waits for."""
 import errno
+import importlib
 import io
 import json
 import os
@@ -74,7 +75,7 @@ def test_an_empty_folder_of_the_users_is_as_empty_where_no_rank_can_be_started(t
         poor.setattr(sys, "executable", "")
         start(2, out=out)
     assert list(out.iterdir()) == []
-    job = sys.modules["terapipe_c.job"]
+    job = importlib.import_module("terapipe_c.job")
     real = job.write_text
 
     def full(path, text):
@@ -364,7 +365,7 @@ def test_a_fork_neither_waits_for_a_run_nor_ends_it():
 
 
 def test_of_two_that_make_a_folder_one_does(tmp_path, monkeypatch):
-    job = sys.modules["terapipe_c.job"]
+    job = importlib.import_module("terapipe_c.job")
     real = job.Folder
 
     def another_first(path):
@@ -399,13 +400,13 @@ def test_a_report_says_that_ranks_shared_cores(monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
         return start(2, processes=False, **options).report()
 
-    monkeypatch.setattr(sys.modules["terapipe_c.report"], "cpu_quota", lambda: None)    # of the container that tests run in
+    monkeypatch.setattr(importlib.import_module("terapipe_c.report"), "cpu_quota", lambda: None)  # of the tests' container
     told_of_two = told(1)
     assert told_of_two.caveats == ["2 ranks of 1 thread had 1 core: the prediction gives every thread a core of its own"]
     assert told_of_two.caveats[0] in str(told_of_two) and told_of_two.caveats[0] in told_of_two._repr_html_()
     assert told(8, threads_per_rank=4).caveats == []
     assert "2 ranks of 4 threads had 7 cores" in told(7, threads_per_rank=4).caveats[0]
-    monkeypatch.setattr(sys.modules["terapipe_c.report"], "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(importlib.import_module("terapipe_c.report"), "cpu_quota", lambda: 1.5)
     assert "2 ranks of 1 thread had 1.5 cores" in told(8).caveats[0]
 
 

@@ -1,4 +1,5 @@
 """tp.train: ranks that another launcher started, here by this test in that launcher's words."""
+import importlib
 import inspect
 import json
 import os
@@ -494,7 +495,7 @@ def test_ctrl_c_that_python_hears_has_the_words_of_one_that_c_heard():
 
 def test_a_rank_that_closes_outlives_the_word_of_anothers_death(plans, monkeypatch):
     """MPICH's mpiexec -disable-auto-cleanup sends SIGUSR1, which ends a process that does not know of it."""
-    of_rank, heard = sys.modules["terapipe_c.train"]._Rank, []
+    of_rank, heard = importlib.import_module("terapipe_c.train")._Rank, []
     train = of_rank._train
 
     def then_close(self, arguments):
@@ -587,7 +588,7 @@ def test_one_rank_alone_and_the_command(plans, tmp_path):
 
 def test_a_trace_of_another_machine_is_put_on_the_clock_of_rank_0(monkeypatch):
     """Clocks began with their machines; all ranks began at one moment, which was 9 s on one and 109 s on the other."""
-    module = sys.modules["terapipe_c.train"]
+    module = importlib.import_module("terapipe_c.train")
     told = [[{"end": {"trace": [["F", rank, 0, 0, begun + 1 + rank, begun + 2 + rank]]}, "begun": begun, "boot": boot}
              for rank, (begun, boot) in enumerate(((9.0, "a"), (109.0, "b"), (9.25, "a")))], [{"history": [], "checkpoint": None}]]
     monkeypatch.setattr(module, "share", lambda comm, mine: told.pop(0))

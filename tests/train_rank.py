@@ -4,6 +4,7 @@ OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has 
 says so and does nothing more;
 "own": what each rank has of its own, "data", "init" or "tokenizer", "folder", a run folder that rank 1 does not see, or
 "end", by SIGKILL, of rank 1 when it looks for that."""
+import importlib
 import json
 import os
 import signal
@@ -41,7 +42,7 @@ def dying(die, fail, hang):
 
 
 def blind(rank, dies):
-    train = sys.modules["terapipe_c.train"]
+    train = importlib.import_module("terapipe_c.train")
     train.SEEN_S = 0.3
 
     class Elsewhere(type(Path())):
