@@ -99,6 +99,7 @@ class _Package(ModuleType):
 def __getattr__(name: str) -> Any:
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module("numpy")  # whole: a thread that asked for numpy.typing first would get in this one's way
     room = _ROOM_OF[name]
     module = importlib.import_module(f"{__name__}.{room or name}")
     return globals().setdefault(name, getattr(module, name) if room else module)

@@ -1,8 +1,21 @@
-"""`python -m terapipe_c` is the command `terapipe`."""
+"""Where the command `terapipe`, which `python -m terapipe_c` is, too, begins. Ctrl-C may come as soon as one has typed it: before
+all that the command needs (NumPy: most of that time) is imported."""
 
 import sys
 
-from .cli import main
+__all__ = ["main"]
+
+
+def main() -> int:
+    try:
+        from .cli import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            print("terapipe: interrupted", file=sys.stderr)
+        return 1
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -204,6 +204,15 @@ def test_module_and_command_are_the_same(tmp_path):
     assert module.returncode == 2 and "neither a number of slices" in module.stderr
 
 
+def test_an_interrupt_before_all_is_imported_is_no_traceback(tmp_path):
+    """NumPy is most of that time."""
+    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    paths = f"{tmp_path}{os.pathsep}{Path(tp.__file__).parents[1]}"
+    for command in ([sys.executable, "-m", "terapipe_c"], [str(Path(sys.executable).with_name("terapipe"))]):
+        ended = subprocess.run([*command, "doctor"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+        assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "terapipe: interrupted\n")
+
+
 def test_a_closed_pipe_is_no_failure(tmp_path):
     code = "import sys; from terapipe_c import cli; sys.exit(cli.main(['doctor']))"
     process = subprocess.Popen(

@@ -102,7 +102,7 @@ def test_metadata() -> None:
     assert found.version == tp.__version__
     assert found.metadata["License"] == "Apache-2.0"  # what `pip show` says
     scripts = {e.name: e.value for e in found.entry_points if e.group == "console_scripts"}
-    assert scripts == {"terapipe": "terapipe_c.cli:main"}
+    assert scripts == {"terapipe": "terapipe_c.__main__:main"}
 
 
 def test_the_public_face_is_all_there_and_documented() -> None:
