@@ -70,7 +70,8 @@ def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher:
     DeadlineError (names the ranks that did not come), StorageError (port in use), ExecutionError (comm "mpi" where it was not
     built), and what `launch` raises. When any rank fails or dies every other one raises AbortedError, which names it, within 2
     seconds; under mpirun, mpiexec and srun, which may kill it before, it says so on standard error at once (MPICH's mpiexec is
-    quicker still now and then: with -disable-auto-cleanup seldom).
+    quicker still now and then: with -disable-auto-cleanup seldom). A rank that a GPU, or NCCL, still holds 60 seconds after a
+    failure ends its process, if `train` was called in the main thread, and says so on standard error.
     """
     arguments = _arguments(plan, data, steps, backend, options)
     check_plan(plan)
@@ -82,7 +83,7 @@ def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher:
         raise _core.InvalidValueError(f"{place.launcher} started {place.ranks} ranks and the plan has {ranks}: "
                                       f"{ranks} ranks, or a plan for {place.ranks} devices, would be right")
     region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, largest_gather(plan.model), False)
-    with Watch(region, place):
+    with Watch(region, place, gpu=backend == "cuda"):
         control = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas, copies,
                        hosts_of(plan))
         return _Rank(plan, place, region, control, progress, transport).run(arguments)

@@ -22,6 +22,7 @@ __all__ = ["Watch"]
 KILLERS = ("mpirun", "mpiexec", "srun")  # end all ranks as soon as one dies, by force, whatever these have still to say
 TICK_S = 0.05
 OTHERS_S = 0.3  # for the failure of another rank to be heard, over which a launcher may have sent SIGTERM
+STUCK_S = 60.0  # until a rank of a GPU that has not come back after a failure will not: NCCL's abort can hang (NCCL issue 992)
 
 
 class _Terminated(BaseException):
@@ -32,14 +33,16 @@ class Watch:
     """While it is open: the first failure of any rank is printed on standard error as soon as it is known, where the launcher may
     leave this rank no time for an exception; Ctrl-C ends the run even if this rank waits for one that does not answer; SIGTERM
     tells the other ranks before it ends this process (both unless the program has a handler of its own); and the rank ends if its
-    launcher is gone."""
+    launcher is gone, or (gpu) if its GPU or NCCL keeps it STUCK_S after a failure: launchers wait for every rank, and a job that
+    nobody ends holds all of its GPUs."""
 
-    def __init__(self, region: _core.Region, place: Place) -> None:
+    def __init__(self, region: _core.Region, place: Place, gpu: bool = False) -> None:
         self._region, self._place, self._over = region, place, threading.Event()
         self._thread = threading.Thread(target=self._listen, name="terapipe watch", daemon=True)
         self._pipe: tuple[int, int] | None = None
         self._before, self._deaf, self._ends, self._tells = -1, False, False, False
         self._launcher, self._launcher_fd = 0, -1
+        self._gpu, self._failed_s = gpu, 0.0
 
     def __enter__(self) -> Watch:
         if self._place.launcher in KILLERS:
@@ -98,6 +101,17 @@ class Watch:
                 who = f"{LAUNCHERS[self._place.launcher].names} (process {self._launcher}, which started rank {self._place.rank})"
                 self._region.abort("EABORTED", -1, f"{who} is gone")
                 self._force()
+            if self._gpu and (why := self._region.aborted()) is not None:
+                self._failed_s = self._failed_s or time.monotonic()
+                if time.monotonic() - self._failed_s > STUCK_S:
+                    self._give_up(why[2])
+
+    def _give_up(self, why: str) -> None:
+        text = (f"rank {self._place.rank} is ended: {STUCK_S:g} s ago the run failed ({why}), and still its GPU, or NCCL, does not "
+                "let go of it\n")
+        with suppress(OSError, ValueError, AttributeError):     # no standard error
+            os.write(sys.__stderr__.fileno(), text.encode(errors="backslashreplace"))  # type: ignore[union-attr]
+        os._exit(1)
 
     def _force(self) -> None:
         """This process is to end, whatever its program does about the abort."""

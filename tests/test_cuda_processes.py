@@ -2,6 +2,7 @@
 by launch and by a launcher's variables. Other tests of NCCL have ranks that are threads of one process."""
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -101,6 +102,15 @@ def test_whoever_is_killed_is_named_though_nccl_sees_it_first(processes, fault, 
     if "80" in fault:      # of a step that was not the first
         again = launched(plan, processes, tmp_path / "launched", resume=True)
         assert state(again.out) == state(launched(alone(plan), processes, tmp_path / "alone").out)
+
+
+def test_ranks_that_nccl_does_not_let_go_of_end(processes, tmp_path, monkeypatch):
+    """Aborts that hang, as NCCL's can: the launcher waits for these ranks, and nobody would end them."""
+    monkeypatch.setenv("FAKE_STUCK", "1")
+    said, errors = trained(planned(3, "zb-v"), processes, tmp_path / "run", "1 ncclSend 40", stuck_s=2.0)
+    assert said == [{}] * 3
+    why = r"2 s ago the run failed \(rank 1 ended without a word .*\), and still its GPU, or NCCL, does not let go of it\n"
+    assert all(re.fullmatch(f"rank {rank} is ended: {why}", errors[rank]) for rank in (0, 2)), errors
 
 
 def test_processes_that_swap_or_compute_again_train_what_one_device_does(processes, tmp_path):

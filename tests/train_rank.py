@@ -57,6 +57,7 @@ def blind(rank, dies):
 def main(plan, data, options):
     options = json.loads(options)
     die, fail, hang, own = (options.pop(name, None) for name in ("die", "fail", "hang", "own"))
+    importlib.import_module("terapipe_c.watch").STUCK_S = options.pop("stuck_s", 60.0)
     if die or fail or hang:
         dying(die, fail, hang)
     plan, rank = tp.Plan.load(plan), int(os.environ.get("PMI_RANK", 0))

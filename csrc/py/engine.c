@@ -109,8 +109,11 @@ unbind(engine_object *self)
     if (self->engine == NULL || self->comm == NULL || self->comm == Py_None)
         return;
     PyErr_Fetch(&type, &value, &traceback);
-    if (tp_py_comm_of(self->comm) != NULL)
+    if (tp_py_comm_of(self->comm) != NULL) { /* what ends NCCL's communicators waits for other ranks, and may hang */
+        Py_BEGIN_ALLOW_THREADS
         tp_engine_unbind(self->engine);
+        Py_END_ALLOW_THREADS
+    }
     PyErr_Restore(type, value, traceback);
 }
 
@@ -120,7 +123,9 @@ engine_dealloc(PyObject *object)
     engine_object *self = (engine_object *)object;
     PyTypeObject *type = Py_TYPE(object);
     unbind(self);
+    Py_BEGIN_ALLOW_THREADS /* it may wait for a GPU */
     tp_engine_close(self->engine);
+    Py_END_ALLOW_THREADS
     tp_heap_close(self->heap);
     tp_slicing_close(self->slicing);
     free(self->partition);

@@ -2,7 +2,8 @@
  * names a memory file of its process, which holds every communicator: for each pair of ranks and direction a ring of bytes. Strict
  * as the real library: a communicator in progress takes no other call; a split, the first operation with a rank and a finalize end
  * when all ranks concerned have come to them; messages match in order and by size; the end of a peer's process is an error at once,
- * as over sockets. FAKE_FAULT="rank call nth" kills the process of that rank at its nth call of that name. */
+ * as over sockets. FAKE_FAULT="rank call nth" kills the process of that rank at its nth call of that name; with
+ * FAKE_STUCK no abort ends. */
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -371,6 +372,8 @@ FAKE(ncclCommAbort)(nc_comm c)
 {
     if (depth == 0 || c->dead)
         misused("ncclCommAbort");
+    while (getenv("FAKE_STUCK") != NULL)
+        pause();
     c->dead = 1;
     return NC_SUCCESS;
 }
