@@ -110,7 +110,7 @@ class _Training:
             if self.job["backend"] == "cpu":
                 meanwhile(self.comm, self.job["timeout_s"], self._read)
             else:       # a GPU's graphs are captured here, too, which the thread that trains does
-                self._read(threading.Event())
+                while_others_meet(self.comm, self.job["timeout_s"], self._read)
         else:
             given = {name.removeprefix("init/"): arrays.pop(name) for name in list(arrays) if name.startswith("init/")}
             if given:
@@ -244,6 +244,39 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Eve
         in_vain.set()
         if not leave:
             thread.join()   # it reads the engine's memory, and writes in a folder that may have to go
+
+
+def while_others_meet(comm: _core.Comm, patience_s: float, work: Callable[[threading.Event], Any]) -> Any:
+    """As :func:`meanwhile`, where the calling thread must do the work: the other one meets the ranks."""
+    in_vain, over = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def meet() -> None:
+        try:
+            while True:
+                over.wait(min(patience_s / 4, MEET_S) if patience_s > 0 else MEET_S)
+                if all(comm.allgather(bytes([over.is_set()]))):
+                    return
+        except BaseException as error:
+            errors.append(error)
+            in_vain.set()
+
+    thread = Worker(meet, name=f"what meets the ranks for {threading.current_thread().name}")
+    start_all([thread], lambda why: None)
+    try:
+        result = work(in_vain)
+        over.set()
+    except BaseException as error:
+        first = errors.copy()
+        accuse(error, comm.rank, comm.region)       # or the thread, and the other ranks, would wait for this one
+        thread.join()
+        if not first or isinstance(error, KeyboardInterrupt):
+            errors.clear()      # they and these frames, with the engine, would keep each other
+            raise
+    thread.join()
+    if errors:
+        raise errors.pop()
+    return result
 
 
 def _in_time(tensors: Arrays, in_vain: threading.Event) -> Arrays:

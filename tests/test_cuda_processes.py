@@ -113,6 +113,16 @@ def test_ranks_that_nccl_does_not_let_go_of_end(processes, tmp_path, monkeypatch
     assert all(re.fullmatch(f"rank {rank} is ended: {why}", errors[rank]) for rank in (0, 2)), errors
 
 
+def test_a_rank_may_read_its_tensors_for_longer_than_ranks_wait_for_each_other(processes, tmp_path):
+    """By the thread that its GPU's graphs are captured by, too."""
+    plan, start = planned(2, "1f1b"), tmp_path / "start"
+    params = tp.init_params(plan.model, seed=5)
+    tp.save_checkpoint(start, plan.model, params)
+    said, errors = trained(plan, processes, tmp_path / "slow", init=str(start), own="disk", timeout_s=2.0)
+    wanted = launched(alone(plan), processes, tmp_path / "alone", init=params)
+    assert errors == ["", ""] and said[1]["losses"] == [record.loss for record in wanted]
+
+
 def test_processes_that_swap_or_compute_again_train_what_one_device_does(processes, tmp_path):
     """Copies to the host and back are on a stream of their own, as NCCL's messages are."""
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=64, block_size=128)

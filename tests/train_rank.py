@@ -2,8 +2,8 @@
 
 OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has done so many steps; "fail": it raises; "hang": it
 says so and does nothing more;
-"own": what each rank has of its own, "data", "init" or "tokenizer", "folder", a run folder that rank 1 does not see, or
-"end", by SIGKILL, of rank 1 when it looks for that."""
+"own": what each rank has of its own, "data", "init" or "tokenizer", "disk", from which rank 1 reads for longer than a rank may wait
+for another, "folder", a run folder that rank 1 does not see, or "end", by SIGKILL, of rank 1 when it looks for that."""
 import importlib
 import json
 import os
@@ -60,13 +60,17 @@ def main(plan, data, options):
     importlib.import_module("terapipe_c.watch").STUCK_S = options.pop("stuck_s", 60.0)
     if die or fail or hang:
         dying(die, fail, hang)
-    plan, rank = tp.Plan.load(plan), int(os.environ.get("PMI_RANK", 0))
+    plan, rank = tp.Plan.load(plan), int(os.environ.get("PMI_RANK", os.environ.get("RANK", 0)))
     if own == "data":
         data = (np.arange(4000) + rank) % 256
     elif own == "init":
         options["init"] = tp.init_params(plan.model, rank)
     elif own == "tokenizer":     # which takes rank 1 longer than a rank may wait for another
         options["tokenizer"] = lambda text: time.sleep(2.5 * options["timeout_s"] * rank) or [ord(letter) % 256 for letter in text]
+    elif own == "disk":          # from which rank 1 reads a tensor no quicker than that
+        worker = importlib.import_module("terapipe_c.worker")
+        in_time = worker._in_time
+        worker._in_time = lambda *given: time.sleep(2.5 * options["timeout_s"] * rank) or in_time(*given)
     elif own in ("folder", "end"):
         blind(rank, own == "end")
     try:

@@ -1,0 +1,75 @@
+"""Ranks that wait while others read from a disk for longer than a rank may wait for another: terapipe_c/worker.py."""
+import threading
+import time
+
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.worker import meanwhile, while_others_meet
+
+PATIENCE_S = 3.0
+
+
+def together(*works):
+    """What each rank's work gave or raised. Each: (how it waits, what it does with the Event)."""
+    region = _core.Region.create(len(works), bytes(len(works) ** 2), 0, 64, False)
+    ends = [None] * len(works)
+
+    def rank(number, wait, work):
+        try:
+            ends[number] = wait(_core.Comm(region, number, PATIENCE_S), PATIENCE_S, work)
+        except BaseException as error:
+            if region.aborted() is None:
+                region.abort("EVALUE", number, f"rank {number}: {error}")
+            ends[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number, *work)) for number, work in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return ends
+
+
+def read_for(seconds):
+    return lambda in_vain: (in_vain.wait(seconds), threading.current_thread())
+
+
+@pytest.mark.parametrize("other", [meanwhile, while_others_meet])
+def test_who_reads_for_longer_is_waited_for(other):
+    callers = []
+
+    def noted(*args):
+        callers.append(threading.current_thread())
+        return while_others_meet(*args)
+
+    ends = together((noted, read_for(2.5 * PATIENCE_S)), (other, read_for(0)))
+    assert ends[0] == (False, callers[0]), "by the thread that called"
+    assert ends[1][0] is False
+
+
+def test_who_fails_at_it_is_named_to_who_waits():
+    def fail(in_vain):
+        time.sleep(0.2)
+        raise tp.StorageError("no such disk")
+
+    ends = together((while_others_meet, read_for(0)), (while_others_meet, fail), (meanwhile, read_for(0)))
+    assert isinstance(ends[1], tp.StorageError) and str(ends[1]) == "no such disk"
+    for rank in (0, 2):
+        assert isinstance(ends[rank], tp.AbortedError) and "rank 1 failed" in str(ends[rank]) and "no such disk" in str(ends[rank])
+
+
+def test_who_reads_hears_that_it_is_in_vain():
+    def give_up(comm, patience_s, work):
+        time.sleep(0.2)
+        raise ValueError("gives up")
+
+    ends = together((while_others_meet, read_for(20)), (give_up, None))
+    assert isinstance(ends[0], tp.AbortedError) and "rank 1: gives up" in str(ends[0])
+
+
+def test_who_does_not_come_is_missed():
+    ends = together((while_others_meet, read_for(20)), (lambda *ignored: None, None))
+    assert isinstance(ends[0], tp.DeadlineError) and "rank 1" in str(ends[0])
