@@ -4,6 +4,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from . import _core, cuda
@@ -75,14 +77,29 @@ def check_settings() -> list[str]:
     """Refuse what makes NCCL do other than it is asked: its variables go before what its callers want. Words on what else of the
     environment does not go with messages by NCCL: receives wait on the device, long before their messages are sent."""
     for name, what in OVERRIDES.items():
-        if os.environ.get(name, "").strip() == "1":
-            raise _core.InvalidValueError(f"{name} is 1: {what}; 0, or not to set it, would be right")
+        value, where = _setting_of_nccl(name)
+        if value.strip() == "1":
+            raise _core.InvalidValueError(f"{name} is 1{where}: {what}; 0, or not to set it, would be right")
     told = [_few_queues("a message that a rank waits for holds up what shares its hardware queue, and ranks may wait for each "
                         "other without end")]
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "").strip() not in ("", "0"):
         told.append("CUDA_LAUNCH_BLOCKING is set: a rank that asks NCCL for a message does nothing else until it is there, and "
                     "ranks may wait for each other without end; not to set it, or TERAPIPE_COMM=host, would be right")
     return [words for words in told if words]
+
+
+def _setting_of_nccl(name: str) -> tuple[str, str]:
+    """What NCCL takes for this variable, and words on the file it has it from. Its files set what the environment does not, the
+    first one first (its user guide, Environment Variables; ~/.nccl.conf is of those before 2.23)."""
+    if name in os.environ:
+        return os.environ[name], ""
+    for file in (os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf", "/etc/nccl.conf"):
+        with suppress(OSError, RuntimeError):     # no file, no home
+            for line in Path(file).expanduser().read_text(errors="replace").splitlines():
+                key, found, value = line.partition("=")
+                if found and key.strip() == name:
+                    return value, f" in {file}"
+    return "", ""
 
 
 def inproc(control: _core.Comm, largest: int) -> _core.Comm:

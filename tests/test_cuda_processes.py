@@ -14,6 +14,7 @@ from cuda_ranks import compile_fake
 from ports import free_port
 
 import terapipe_c as tp
+from terapipe_c.device_comm import check_settings
 
 HERE, STEPS = Path(__file__).resolve().parent, 2
 OPTIONS = {"backend": "cuda", "dtype": "float32", "checkpoint_every": 1, "timeout_s": 20.0, "lr_schedule": "constant"}
@@ -174,3 +175,21 @@ def test_settings_that_nccl_puts_before_what_it_is_asked_for_are_refused(process
     assert [(told["error"], name in told["text"]) for told in said] == [("InvalidValueError", True)] * 2
     monkeypatch.setenv(name, "0")
     launched(plan, processes, tmp_path / "run")
+
+
+def test_settings_of_nccls_files_are_read_as_nccl_reads_them(processes, tmp_path, monkeypatch):
+    """Its user guide, Environment Variables: a file sets what the environment, and the file before it, does not."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_settings() == []
+    (tmp_path / ".nccl.conf").write_text("# of this machine\nNCCL_DEBUG=WARN\nNCCL_COMM_BLOCKING=1\nNCCL_COMM_BLOCKING=0\n")
+    with pytest.raises(tp.InvalidValueError, match=r"NCCL_COMM_BLOCKING is 1 in ~/\.nccl\.conf: .* would be right"):
+        launched(planned(2, "1f1b"), processes, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    other = tmp_path / "other.conf"
+    monkeypatch.setenv("NCCL_CONF_FILE", str(other))    # instead of the one at home
+    assert check_settings() == []
+    other.write_text("NCCL_COMM_SPLIT_SHARE_RESOURCES=1\n")
+    with pytest.raises(tp.InvalidValueError, match=f"NCCL_COMM_SPLIT_SHARE_RESOURCES is 1 in {re.escape(str(other))}: "):
+        check_settings()
+    monkeypatch.setenv("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0")
+    assert check_settings() == []
