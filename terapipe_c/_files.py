@@ -6,10 +6,10 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from ._core import InvalidTypeError, InvalidValueError, StorageError
 from .config import brief
@@ -17,6 +17,9 @@ from .config import brief
 _THERE = "the file is there: another name would be right"
 _HEAD = 1 << 16    # bytes of a file in which its mark is
 _DEEPEST = 500      # folders in each other that are made at once
+_ATTEMPTS = 100     # at making a folder in one that others remove meanwhile
+
+T = TypeVar("T")
 
 
 def path_of(name: str, value: Any, look: bool = True) -> Path:
@@ -90,25 +93,41 @@ def check_place(path: str | os.PathLike[str], mark: str) -> None:
 def make_folders(path: Path) -> list[Path]:
     """The folder and those that it is in, where they are not there yet; gives those that this call made, the innermost first, for
     :func:`remove_folders`. Not what others make meanwhile, nor what a name with ``..`` in it turns out to be."""
-    missing = list(itertools.takewhile(lambda one: not os.path.isdir(one), (path, *path.parents)))
-    if len(missing) > _DEEPEST:
-        raise InvalidValueError(f"{brief(str(path))} is a folder within {len(path.parts) - 1} others: some hundreds fewer would be "
-                                "right")
     new: list[Path] = []
     try:
-        for folder in reversed(missing):
-            try:
-                folder.mkdir()
-            except FileExistsError:                      # a link to nothing, too
-                if not folder.is_dir():
-                    raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder would have to be: another path would be "
-                                             "right", str(path)) from None
-            else:
-                new.insert(0, folder)
+        again(lambda: _make_missing(path, new))
     except OSError:                                      # the innermost's name may be too long, or a disk be full
         remove_folders(new)
         raise
     return new
+
+
+def again(make: Callable[[], T]) -> T:
+    """What ``make`` gives that makes folders and what is in them, once more where one is gone by then: of runs that begin in the
+    same new folder, one that fails removes it while it is empty."""
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError):
+            return make()
+    return make()
+
+
+def _make_missing(path: Path, new: list[Path]) -> None:
+    """What of the folder and those around it is not there; those made go to the front of ``new``."""
+    missing = list(itertools.takewhile(lambda one: not os.path.isdir(one), (path, *path.parents)))
+    if len(missing) > _DEEPEST:
+        raise InvalidValueError(f"{brief(str(path))} is a folder within {len(path.parts) - 1} others: some hundreds fewer would be "
+                                "right")
+    for folder in reversed(missing):
+        try:
+            folder.mkdir()
+        except FileExistsError:                          # a link to nothing, too
+            if not folder.is_dir():
+                if not os.path.lexists(folder):          # made and removed meanwhile
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder)) from None
+                raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder would have to be: another path would be "
+                                         "right", str(path)) from None
+        else:
+            new.insert(0, folder)
 
 
 def remove_folders(new: list[Path]) -> None:

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import check_writable, loads, make_folders, naming, no_folder, path_of, remove_folders
+from ._files import again, check_writable, loads, make_folders, naming, no_folder, path_of, remove_folders
 from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import FileLayout, OnDemand, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
@@ -154,6 +154,7 @@ class CheckpointWriter:
         self.layout = self.plan(model, optimizer)
         self._step: int | None = None
         self._folder: Path | None = None
+        self._new: list[Path] = []        # folders made for it
 
     @staticmethod
     def plan(model: Any, optimizer: bool = True) -> CheckpointLayout:
@@ -172,21 +173,23 @@ class CheckpointWriter:
             raise RuntimeError(f"{self._folder} is still being written: finish or abort it first")
         step = whole("step", step, 0)
         check_place(self.run_folder)
-        new = make_folders(self.run_folder)
         folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
         self._step, self._folder = step, folder
         try:
-            remove_stale(self.run_folder)
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
+            again(lambda: self._make(folder))
             self._check_space(folder)
             for file in self.layout.files:
                 self._reserve(folder / file.name, file)
         except BaseException:
             self.abort()
-            remove_folders(new)
             raise
         return folder
+
+    def _make(self, folder: Path) -> None:
+        self._new = make_folders(self.run_folder) + self._new
+        remove_stale(self.run_folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
 
     def _check_space(self, folder: Path) -> None:
         """Ask first: finding a full disk by filling it would hurt everyone else on it."""
@@ -250,17 +253,19 @@ class CheckpointWriter:
         except BaseException:
             self.abort()
             raise
-        self._folder = self._step = None
+        self._folder, self._step, self._new = None, None, []
         fsync(self.run_folder)
         point_latest(self.run_folder, final.name)
         self._prune(final)
         return final
 
     def abort(self) -> None:
-        """Remove what was begun; earlier checkpoints stay."""
+        """Remove what was begun, and folders made for it; earlier checkpoints stay."""
         folder, self._folder, self._step = self._folder, None, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        remove_folders(self._new)
+        self._new = []
 
     def _prune(self, newest: Path) -> None:
         others = [p for p in step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._files import check_writable, loads, make_folders, no_folder, path_of, remove_folders, write_text
+from ._files import again, check_writable, loads, make_folders, no_folder, path_of, remove_folders, write_text
 from .backend import choose, heads_refused, place, place_own
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
@@ -432,13 +432,9 @@ class Folder:
         """Make it if there is none. FileExistsError if another run is under way in it; where the file system has no locks,
         nobody can know."""
         self.path, self.made, self.new, self._fd = path, True, list[Path](), -1
-        self._around = make_folders(path.parent)
+        self._around = list[Path]()
         try:
-            path.mkdir()
-        except FileExistsError:
-            self.made = False
-            if not path.is_dir():      # nor a file, or it would have been refused before
-                raise FileExistsError(17, "this run folder is a link to nothing: another one would be right", str(path)) from None
+            again(self._make)
         except OSError:                # a name too long, a full disk
             remove_folders(self._around)
             raise
@@ -451,6 +447,18 @@ class Folder:
                                       "this process), or another folder, would be right", str(path)) from None
         except OSError:
             pass
+
+    def _make(self) -> None:
+        self._around = make_folders(self.path.parent) + self._around
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            self.made = False
+            if not self.path.is_dir():      # nor a file, or it would have been refused before
+                raise FileExistsError(17, "this run folder is a link to nothing: another one would be right",
+                                      str(self.path)) from None
+        else:
+            self.made = True
 
     def close(self) -> None:
         """Let others run in it, also where a fork of this process (multiprocessing's) has the descriptor still."""

@@ -562,6 +562,9 @@ def test_tensors_that_the_disk_does_not_take_are_named(tmp_path, monkeypatch, ca
         write_tensors(folder, writer.layout, float_params(MODEL))
     assert caught.value.filename == str(folder / "model.safetensors")
     writer.abort()
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path / "new/run", 10)
+    assert list(tmp_path.iterdir()) == []       # the folders that were made for it stayed
 
 
 def test_a_state_that_the_disk_does_not_take_is_named(tmp_path, monkeypatch):

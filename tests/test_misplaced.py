@@ -1,13 +1,16 @@
 """Files of a run that are not what they are called: a folder where a file belongs, a module of the user's by another's name."""
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import cli
+from terapipe_c import _files, cli
 
 MODEL = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=61, block_size=16)
 CLUSTER = tp.Cluster(num_devices=1, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -88,3 +91,26 @@ def test_a_module_in_the_working_directory_is_not_taken_for_what_the_launcher_ha
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}     # a user has none
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, cwd="/")
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_folders_are_made_again_where_another_run_that_failed_removed_the_one_around_them(tmp_path, monkeypatch):
+    """Of two that begin in the same new folder: between finding it and making its own in it the one has lost it to the other."""
+    mkdir, runs, lost = Path.mkdir, tmp_path / "runs", []
+
+    def rival(self, *args, **options):
+        if self.parent == runs and self not in lost:
+            lost.append(self)
+            with contextlib.suppress(OSError):      # it is empty
+                runs.rmdir()
+        mkdir(self, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", rival)
+    a_run(runs)
+    assert (runs / "run/checkpoints/step-00000001/state.json").is_file() and lost == [runs / "run"]
+    assert _files.make_folders(runs / "a/b") == [runs / "a/b", runs / "a"]     # runs is not empty any more
+    shutil.rmtree(runs)
+    lost.clear()
+    assert _files.make_folders(runs / "a/b") == [runs / "a/b", runs / "a", runs, runs]
+    monkeypatch.setattr(Path, "mkdir", lambda self: mkdir(tmp_path / "never" / self.name))
+    with pytest.raises(FileNotFoundError, match="never"):
+        _files.make_folders(tmp_path / "else")      # and not for ever
