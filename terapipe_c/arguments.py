@@ -258,7 +258,8 @@ def plan_flags_given(parser: argparse.ArgumentParser, command: str, argv: Sequen
 
 def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
     group = p.add_argument_group("training")
-    group.add_argument("--data", help="text file, or .bin of nanoGPT, llm.c or Megatron")
+    group.add_argument("--data", help="text, its bytes the tokens (not compressed, nor archives, tables or UTF-16); a .bin of "
+                       "nanoGPT (uint16) or llm.c; Megatron's .bin beside its .idx; a .npy, 1-D and of integers")
     group.add_argument("--steps", type=int, help="optimizer steps, counted from the start of the run")
     for name, (kind, text) in LAUNCH_NUMBERS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)

@@ -10,7 +10,7 @@ Which kind of file is read is told by its name and its first bytes, in this orde
 5. anything else: text, one token a byte (memory-mapped), or what `tokenizer` makes of it; what its first bytes tell to be an
    archive, compressed, a table, a model's tensors or text in UTF-16 is refused.
 
-A name may end in capitals, `X.BIN`.
+A name may end in capitals, `X.BIN` or `X.Bin`.
 
 Sampling: row r of step s starts at a token drawn by NumPy's Philox4x64-10 (Salmon et al., SC 2011) with key (seed, split
 number) and counter (r + 1, s, 0, 0); its first 64-bit word w gives start = first + floor(w * n / 2^64) for n possible
@@ -59,6 +59,9 @@ PACKED = {b"PK\x03\x04": "a zip archive (.npz and .pt files are some)", b"\x1f\x
           b"GGUF\2\0\0\0": "a model's tensors (GGUF)", b"GGUF\3\0\0\0": "a model's tensors (GGUF)",
           b"\x93NUMPY": "a NumPy array whose name does not end in .npy",
           **{struct.pack("<2i", *kind): "an llm.c file whose name does not end in .bin" for kind in LLM_C_KINDS}}
+
+HEAD = 4096         # bytes of a file by which it is told what it is
+LEAST_WIDE = 64     # bytes by which text of two bytes or four a character is told without its mark
 
 Tokenizer = Callable[[str], Sequence[int]]
 #: A file, or tokens.
@@ -339,7 +342,7 @@ def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], s
     index = _megatron_index(path)
     if index is None and not path.exists():
         raise FileNotFoundError(f"{path}: no such file (and no {path.name}.idx with {path.name}.bin)")
-    suffix = _suffix(path)
+    suffix = path.suffix.lower()
     binary = index is not None or suffix in (".bin", ".npy")
     if binary and tokenizer is not None:
         raise InvalidValueError(f"{path}: tokenizer is for text; this file holds tokens already")
@@ -365,21 +368,32 @@ def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], s
 def _packed(path: Path) -> str | None:
     """What a file is that is no text, by its first bytes. Zeros alone tell nothing: tokens of one byte each may have them."""
     with path.open("rb") as file, naming(path):
-        first = file.read(512)
+        first = file.read(HEAD)
         size = os.fstat(file.fileno()).st_size
     if first[8:10] == b'{"' and 2 <= int.from_bytes(first[:8], "little") <= size - 8:
         return "a model's tensors (safetensors)"
     if first[257:263] in (b"ustar\0", b"ustar "):     # POSIX, GNU; as in "mustard" it is text
         return "an archive of tar's"
-    if first.startswith((b"\xff\xfe", b"\xfe\xff")) and _is_utf16(first):
+    if (first.startswith((b"\xff\xfe", b"\xfe\xff")) and _is_written(first, "utf-16")) or _is_wide(first):
         return "text in UTF-16 or UTF-32, whose characters are no bytes"
     return next((name for magic, name in PACKED.items() if first.startswith(magic)), None)
 
 
-def _is_utf16(first: bytes) -> bool:
-    """Are these first bytes words, lines and signs of UTF-16 (of UTF-32, behind its mark, every other one is a zero)?"""
+def _is_wide(first: bytes) -> bool:
+    """Are these first bytes of UTF-16 or UTF-32 without its mark, mostly ASCII? Nearly every other byte is a zero then, and the
+    rest are words and spaces: of tokens of a byte each every other one would say nothing."""
+    zeros = [first[place::4].count(0) / max(1, len(first) // 4) for place in range(4)]
+    mostly = [zero > 0.9 for zero in zeros]
+    wide = {"0101": "utf-16-le", "1010": "utf-16-be", "0111": "utf-32-le", "1110": "utf-32-be"}.get(
+        "".join(str(int(most)) for most in mostly))
+    narrow = [zero for zero, most in zip(zeros, mostly, strict=True) if not most]
+    return len(first) >= LEAST_WIDE and wide is not None and max(narrow) < 0.05 and b" " in first and _is_written(first, wide)
+
+
+def _is_written(first: bytes, encoding: str) -> bool:
+    """Are these first bytes words, lines and signs of it (of UTF-32, behind its mark, every other one is a zero)?"""
     try:
-        text = codecs.getincrementaldecoder("utf-16")().decode(first)
+        text = codecs.getincrementaldecoder(encoding)().decode(first[:512])
     except UnicodeDecodeError:
         return False
     return all(char.isprintable() or char in "\0\t\n\r\f\v" for char in text)
@@ -437,7 +451,7 @@ def _open_bin(path: Path) -> tuple[NDArray[Any], str, str]:
 
 def _megatron_index(path: Path) -> Path | None:
     """The .idx that belongs to `path` (a prefix, the .bin or the .idx itself), or None where it is no Megatron pair."""
-    suffix = _suffix(path)
+    suffix = path.suffix.lower()
     if suffix == ".idx":
         return path if path.is_file() else None
     candidate = _beside(path if suffix == ".bin" else path.with_name(path.name + ".bin"), ".idx")
@@ -451,16 +465,11 @@ def _megatron_index(path: Path) -> Path | None:
     return candidate if known or not path.exists() else None
 
 
-def _suffix(path: Path) -> str:
-    return path.suffix.lower() if path.suffix.isupper() else path.suffix
-
-
 def _beside(path: Path, suffix: str) -> Path:
-    """The file beside `path` that ends so, in capitals or small letters as `path` does, or else the other way."""
-    own, other = path.with_suffix(suffix), path.with_suffix(suffix.upper())
-    if path.suffix.isupper():
-        own, other = other, own
-    return own if own.is_file() or not other.is_file() else other
+    """The file beside `path` that ends so, in capitals or small letters as `path` does, or else in another way."""
+    ways = [path.with_suffix(way) for way in (suffix, suffix.upper(), suffix.title())]      # ".bin", ".BIN", ".Bin"
+    ways.sort(key=lambda way: (path.suffix.isupper(), path.suffix.istitle()) != (way.suffix.isupper(), way.suffix.istitle()))
+    return next((way for way in ways if way.is_file()), ways[0])
 
 
 def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:

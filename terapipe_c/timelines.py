@@ -63,7 +63,7 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
             plan = tp.Plan._of_bytes(str(path), raw)
             refuse(args, list(TIMES), own)
             return "plan", plan.timeline()
-        program = tp.Program.from_csv(text) if path.suffix == ".csv" else tp.Program.parse(text)
+        program = tp.Program.from_csv(text) if path.suffix.lower() == ".csv" else tp.Program.parse(text)
         program.check()
     except ValueError as error:
         why = f"byte {error.start} is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -53,6 +53,13 @@ def test_the_examples_work_one_after_the_other(capsys, monkeypatch, tmp_path):
     assert Path("timeline.html").exists() and tp.load_checkpoint("runs/a").step == 3
 
 
+@pytest.mark.parametrize("command", ["train", "resume", "sweep"])
+def test_help_says_which_files_are_data(capsys, command):
+    _, out, _ = run(capsys, command, "--help")
+    said = " ".join(out.split("--data DATA")[-1].split())
+    assert all(word in said for word in ("nanoGPT (uint16)", "llm.c", "beside its .idx", "a .npy, 1-D", "not compressed"))
+
+
 def test_version(capsys):
     code, out, _ = run(capsys, "--version")
     assert code == 0 and out.split() == ["terapipe_c", tp.__version__]

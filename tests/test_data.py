@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import inspect
+import itertools
 import lzma
 import os
 import shutil
@@ -398,6 +399,29 @@ def test_what_is_packed_is_no_text(tmp_path):
         assert Dataset(tmp_path / "bytes", 8, 2).kind == "text"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_wide_text_without_its_mark_is_refused(encoding, tmp_path):
+    """Half of its bytes are zeros, so that it trained to half the loss."""
+    text = tp.data.stdlib_corpus(max_bytes=20_000).decode()
+    for words in (text, "Ein Stück Ähnlichkeit wie “so” oder \u0100, sagte er, sei ihm nie begegnet.\n" * 40, "hello, you " * 6):
+        (tmp_path / "wide").write_bytes(words.encode(encoding))
+        with pytest.raises(InvalidValueError, match=r"wide is text in UTF-16 or UTF-32.*, no text: .*UTF-8"):
+            Dataset(tmp_path / "wide", 8, 2)
+
+
+def test_tokens_of_a_byte_each_with_as_many_zeros_as_wide_text_are_not_refused(tmp_path):
+    few = np.random.default_rng(1)
+    for high, low in itertools.product((2, 3, 10, 26, 64, 96, 128, 256), repeat=2):     # every other token is small, or none is
+        for first, every in itertools.product((0, 32, 65), (1, 2, 4)):
+            tokens = (first + few.integers(0, high, 5000)).astype(np.uint8)
+            tokens[::every] = few.integers(0, low, len(tokens[::every]))
+            (tmp_path / "bytes").write_bytes(tokens.tobytes())
+            assert Dataset(tmp_path / "bytes", 8, 2).kind == "text", (high, low, first, every)
+    for tokens in (bytes(1000), b"\0\1" * 500, b"\0 " * 20, b"a b c" * 20, b"\0" * 500 + b" " * 500):
+        (tmp_path / "bytes").write_bytes(tokens)
+        assert Dataset(tmp_path / "bytes", 8, 2).kind == "text"
+
+
 def test_a_name_may_end_in_capitals(tmp_path):
     """They were taken for texts, whose bytes are the tokens: half of a nanoGPT token each."""
     ramp(500).tofile(tmp_path / "GPT.BIN")
@@ -407,6 +431,11 @@ def test_a_name_may_end_in_capitals(tmp_path):
     for suffix in ("bin", "idx"):
         (tmp_path / f"pair.{suffix}").rename(tmp_path / f"pair.{suffix.upper()}")
     kinds = {"GPT.BIN": "nanoGPT", "A.NPY": "npy", "pair.BIN": "Megatron", "pair.IDX": "Megatron", "pair": "Megatron"}
+    (tmp_path / "GPT.Bin").symlink_to("GPT.BIN")
+    (tmp_path / "A.nPy").symlink_to("A.NPY")
+    write_megatron(tmp_path, [ramp(250), ramp(250)], name="mixed")
+    (tmp_path / "mixed.idx").rename(tmp_path / "mixed.Idx")
+    kinds |= {"GPT.Bin": "nanoGPT", "A.nPy": "npy", "mixed.bin": "Megatron", "mixed.Idx": "Megatron", "mixed": "Megatron"}
     for name, kind in kinds.items():
         data = Dataset(tmp_path / name, 8, 2)
         assert data.kind == kind and len(data) == 500, (name, data)
