@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _core
+from . import _core, fit
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
@@ -40,15 +40,6 @@ _DEFAULT_FLOPS, _DEFAULT_BYTES = 60e9, 10e9   # one core: fp32 GEMM with AVX2 or
 _FLOPS_PER_BYTE = 150.0   # of accelerators that name no bandwidth: 139 (V100, fp16) to 156 (A100, bf16) by terapipe_c/devices.py
 Slicing = Sequence[tuple[int, Sequence[int]]]
 Float = NDArray[np.float64]
-
-
-def _head_pass(given: Any) -> tuple[float, float, float] | None:
-    try:
-        row_s, least, flush_s = given
-    except (TypeError, ValueError):
-        raise InvalidValueError(f"head_pass is {brief(given)}: (seconds a row, least rows, seconds a row of the weight's gradient) "
-                                "would be right") from None
-    return (real("head_pass[0]", row_s), real("head_pass[1]", least, zero=True), real("head_pass[2]", flush_s, zero=True))
 
 
 # ---- slicing and partition as arrays -----------------------------------------------------------------------------------
@@ -113,7 +104,7 @@ class CostModel:
         self.byte_s = real("byte_s", byte_s, zero=True)
         self.copy_byte_s = real("copy_byte_s", copy_byte_s, zero=True)
         self.lent_byte_s = None if lent_byte_s is None else real("lent_byte_s", lent_byte_s, zero=True)
-        self.head_pass = None if head_pass is None else _head_pass(head_pass)
+        self.head_pass = None if head_pass is None else fit.head_pass_of(head_pass)
         self.model, self.seq_len = model, None if seq_len is None else whole("seq_len", seq_len)
         self.micro_batch = whole("micro_batch", micro_batch)
         self.fit_error = math.nan if fit_error != fit_error else real("fit_error", fit_error, zero=True)
@@ -123,7 +114,7 @@ class CostModel:
         self.backend, self.dtype, self.device = where.name, where.dtype, str(device)
         self.reproducible = None if reproducible is None else flag("reproducible", reproducible)
         self.tables.flags.writeable = False
-        self._pack = self._packed()
+        self._pack, self.file = self._packed(), ""    # file: which they were read from
 
     def _packed(self) -> tuple[Any, ...]:
         coefficients = np.array([(c.table, c.scale, c.pair_s, c.a0, c.a1, c.a2, c.a3) for c in self.curves.values()])
@@ -324,6 +315,7 @@ class CostModel:
         G0, G1, a2, a3 = _core.cost_slices(self._pack, weights, float(batch), float(granularity), units)
         G0[1:] += fixed_s
         G1[1:] += fixed_s
+        fit.refuse_negative(self.file, G1, a2, a3, batch, granularity)
         return {"G0": G0, "G1": G1, "a2": a2, "a3": a3}
 
     def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both", batch: int = 1) -> dict[str, Any]:
@@ -359,18 +351,23 @@ class CostModel:
         where = choose(backend, dtype)
         waits = self.head_pass if where.name == "cpu" else None
         own = {} if where.name == self.backend else {"device": "", "reproducible": None}
-        return CostModel.from_dict({**self.to_dict(), **own, "backend": where.name, "dtype": where.dtype, "head_pass": waits})
+        return self._but(**own, backend=where.name, dtype=where.dtype, head_pass=waits)
+
+    def _but(self, **own: Any) -> CostModel:
+        other = CostModel.from_dict({**self.to_dict(), **own})
+        other.file = self.file
+        return other
 
     @cached_property
     def even(self) -> CostModel:
         """The same where each instruction takes what its own rows take: for sums, and for what must not ask what waits."""
-        return self if self.head_pass is None else CostModel.from_dict({**self.to_dict(), "head_pass": None})
+        return self if self.head_pass is None else self._but(head_pass=None)
 
     @cached_property
     def halved(self) -> CostModel:
         """The same for halves of forwards: which of their rows wait for the head's weight gradient goes by how many forwards are
         halved, so each half pays for its own."""
-        return self if self.head_pass is None else CostModel.from_dict({**self.to_dict(), "head_pass": (*self.head_pass[:2], 0.0)})
+        return self if self.head_pass is None else self._but(head_pass=(*self.head_pass[:2], 0.0))
 
     @property
     def known_batch(self) -> int:
@@ -560,9 +557,11 @@ class CostModel:
         """Read what :meth:`save` wrote; a ValueError names the file if it is broken or foreign."""
         data = read_json(path, _FORMAT, _VERSION, "a cost model of terapipe_c")
         try:
-            return cls.from_dict(data)
+            costs = cls.from_dict(data)
         except ValueError as error:
             raise InvalidValueError(f"{os.fspath(path)!s} is damaged: {error}") from None
+        costs.file = os.fspath(path)
+        return costs
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, CostModel) else NotImplemented

@@ -62,6 +62,30 @@ def read_curve(name: str, data: Mapping[str, Any]) -> Curve:
     return curve
 
 
+def head_pass_of(given: Any) -> tuple[float, float, float] | None:
+    """A CostModel's ``head_pass``, or an error that says what would be right."""
+    try:
+        row_s, least, flush_s = given
+    except (TypeError, ValueError):
+        raise InvalidValueError(f"head_pass is {brief(given)}: (seconds a row, least rows, seconds a row of the weight's gradient) "
+                                "would be right") from None
+    return (real("head_pass[0]", row_s), real("head_pass[1]", least, zero=True), real("head_pass[2]", flush_s, zero=True))
+
+
+def refuse_negative(file: str, seconds: Float, a2: float, a3: float, batch: int, granularity: int) -> None:
+    """An error where ``seconds[i] + a2 j + a3 i j`` of i units after j, together ``len(seconds) - 1`` at most, is below zero. The
+    planners would refuse it as well, but know of no curves and no file."""
+    units = np.arange(1, len(seconds) - 1)
+    for context in (np.ones_like(units), len(seconds) - 1 - units) if a2 < 0 or a3 < 0 else ():     # linear in it: its ends decide
+        slices = seconds[units] + a2 * context + a3 * units * context
+        if (slices < 0).any():
+            at = int(slices.argmin())
+            raise InvalidValueError(
+                f"{file or 'costs'}: a slice of {units[at] * granularity} tokens of {batch} sequences after "
+                f"{context[at] * granularity} takes {slices[at]:g} s, as a2 or a3 of some curves is below zero: coefficients by "
+                "which none takes less than 0 s would be right")
+
+
 def _refuse_words(given: NDArray[Any]) -> None:
     """Strings and truths that float64 would take. None, where nothing is known, becomes NaN; fractions and decimals are numbers."""
     if given.dtype.kind not in "fiuO" or (given.dtype.kind == "O" and any(isinstance(x, (str, bytes, bool)) for x in given.flat)):

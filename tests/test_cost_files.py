@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from test_cost import CLUSTER, MODEL, grid, measured, random_costs
 
+import terapipe_c as tp
 from terapipe_c import InvalidValueError
 from terapipe_c.cost import CostModel
 
@@ -89,3 +90,21 @@ def test_a_file_is_asked_what_its_makers_were_asked(tmp_path, place, value, word
     (tmp_path / "costs.json").write_text(json.dumps(data))
     with pytest.raises(InvalidValueError, match=f"costs.json is damaged: {words}"):
         CostModel.load(tmp_path / "costs.json")
+
+
+def test_a_slice_that_takes_less_than_nothing_is_refused_by_the_name_of_its_file(tmp_path):
+    """A fit of each curve may fall with the context; what a planner asks for is their sum, which a plan alone knows."""
+    data = CostModel.analytic(MODEL, CLUSTER).to_dict()
+    data["curves"]["attention.I"]["a2"] = -1e-9
+    path = tmp_path / "few.json"
+    path.write_text(json.dumps(data))
+    costs = CostModel.load(path)
+    tp.plan(MODEL, CLUSTER, batch=2, seq_len=64, costs=costs)       # little enough
+    data["curves"]["attention.I"]["a2"] = -1e-3
+    path.write_text(json.dumps(data))
+    costs = CostModel.load(path)
+    for planner in ("auto", "terapipe"):
+        with pytest.raises(InvalidValueError, match=r"few\.json: a slice of \d+ tokens of \d sequences after \d+ takes -0\.\d+ s,"):
+            tp.plan(MODEL, CLUSTER, batch=2, seq_len=64, costs=costs, planner=planner)
+    with pytest.raises(InvalidValueError, match=r"^costs: a slice"):
+        tp.planners.slice_tokens(CostModel.from_dict(data), 2, seq_len=64)
