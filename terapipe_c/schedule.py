@@ -227,6 +227,9 @@ def _makespan(program: Program, costs: Any, comm_s: Any = 0.0) -> Any:
             if lags is not None:
                 _not_negative(name, lags)
     seconds = program._makespans(given)
+    if not np.isfinite(seconds).all():
+        raise InvalidValueError("the seconds of this program add up beyond what a double holds: shorter operations and messages "
+                                "would be right")
     return seconds if many else float(seconds[0])
 
 

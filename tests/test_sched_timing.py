@@ -513,6 +513,8 @@ def test_seconds_beyond_a_double_are_refused():
     program = schedules.gpipe(3, 4)
     with pytest.raises(ValueError, match="beyond what a double holds"):
         program.simulate({"F": 1e308, "B": 1e308})
+    with pytest.raises(ValueError, match="beyond what a double holds"):
+        program.makespan([{"F": 1.0, "B": 1.0}, {"F": 1e308, "B": 1e308}])
     assert np.isfinite(program.simulate({"F": 1e306, "B": 1e306}).makespan_s)
 
 
