@@ -1,5 +1,6 @@
 """The baselines against plans that their authors published, and DAPPLE's programme against a second statement of it."""
 
+import functools
 import itertools
 import math
 
@@ -130,3 +131,18 @@ def test_vpipe_is_no_slower_than_its_published_plans_where_they_fit(sizes, recom
     assert plan.objective_s <= slowest
     assert again[0] > 0 and again == sorted(again, reverse=True)
     assert np.diff(plan.boundaries)[0] == min(np.diff(plan.boundaries))
+
+
+def test_what_a_plan_needs_is_a_limit_that_its_stages_keep_to_though_bytes_are_fractions() -> None:
+    """Its bytes were added up in another order than those that the limit was held against: an ulp more, or less."""
+    rng = np.random.default_rng(2)
+    for trial in range(1200):
+        n, unit = int(rng.integers(2, 9)), float(rng.choice([1 / 3, 0.1, 1.0, 1e-3, 7 / 11]))
+        stages, micros = int(rng.integers(1, min(n, 4) + 1)), int(rng.integers(1, 7))
+        static, kept, times, remade = (rng.integers(low, high, n) for low, high in ((0, 50), (0, 50), (1, 9), (1, 5)))
+        memory = {"static_bytes": static * unit, "activation_bytes": kept * unit, "recompute_s": 1.0 * remade}
+        for name in ("uniform", "merak", "pipedream", "dapple", "vpipe", "adapipe"):
+            plan = functools.partial(getattr(tp.planners, name), 1.0 * times, 2.0 * times, stages, micros)
+            needed = float(plan(memory={**memory, "limit_bytes": 1e9}).peak_memory_bytes.max())
+            if needed > 0.0:
+                assert plan(memory={**memory, "limit_bytes": needed}).peak_memory_bytes.max() <= needed, (trial, name)

@@ -129,6 +129,21 @@ tp_chain_bytes(const tp_chain_sums *s, int first, int end, double copies, int re
     return s->fixed[end] - s->fixed[first] + kept + tp_chain_transient(s->chain, first, end);
 }
 
+double
+tp_chain_bytes_kept(const tp_chain_sums *s, int first, int end, double copies, const uint8_t *action)
+{
+    const tp_chain *c = s->chain;
+    double kept = 0.0;
+    int all = 1;
+    for (int i = first; i < end && c->limit_bytes > 0.0; i++) {
+        kept += action[i] == TP_BLOCK_KEEP ? c->activation_bytes[i] : 0.0;
+        all &= action[i] == TP_BLOCK_KEEP;
+    }
+    if (all) /* added up as elsewhere: fractions of bytes would be an ulp off */
+        return tp_chain_bytes(s, first, end, copies, 0);
+    return s->fixed[end] - s->fixed[first] + copies * kept + tp_chain_transient(c, first, end);
+}
+
 /* Longest prefixes within tau; 0 if the blocks do not fit into the stages. */
 static int
 fill(int blocks, int stages, tp_chain_weight weight, const void *context, double tau, int *boundary)
@@ -350,18 +365,14 @@ measure(const tp_chain_sums *s, tp_replicas sharing, int k, int behind, double *
 {
     const tp_chain *c = s->chain;
     int first = plan->boundary[k], end = plan->boundary[k + 1], stages = plan->stages, r = plan->replica[k];
-    double forward = s->forward[end] - s->forward[first], backward = s->backward[end] - s->backward[first], kept = 0.0;
-    for (int i = first; i < end; i++) {
-        if (plan->action[i] == TP_BLOCK_RECOMPUTE)
-            backward += c->recompute_s[i];
-        else if (plan->action[i] == TP_BLOCK_KEEP && c->limit_bytes > 0.0)
-            kept += c->activation_bytes[i];
-    }
+    double forward = s->forward[end] - s->forward[first], backward = s->backward[end] - s->backward[first];
+    for (int i = first; i < end; i++)
+        backward += plan->action[i] == TP_BLOCK_RECOMPUTE ? c->recompute_s[i] : 0.0;
     double copies = c->in_flight != NULL         ? (double)c->in_flight[k]
                     : sharing == TP_REPLICAS_SPLIT ? (double)smaller(c->micros, stages - k) / r
                                                    : (double)smaller(c->micros, (behind + r - 1) / r);
     plan->time_s[k] = (forward + backward) / r;
-    plan->peak_bytes[k] = s->fixed[end] - s->fixed[first] + copies * kept + tp_chain_transient(c, first, end);
+    plan->peak_bytes[k] = tp_chain_bytes_kept(s, first, end, copies, plan->action);
     table[k] = forward / r;
     table[stages + k] = backward / r;
     table[2 * stages + k] = c->comm_s;

@@ -31,6 +31,9 @@ tp_chain_copies(const tp_chain *chain, int stages, int k);
 /* Bytes of blocks [first, end) with `copies` micro-batches in flight, of which each keeps 1 / share; recompute: keeping none. */
 double
 tp_chain_bytes(const tp_chain_sums *sums, int first, int end, double copies, int recompute);
+/* The same where some of action [blocks] keep nothing: what a plan's peak is, to the last bit. */
+double
+tp_chain_bytes_kept(const tp_chain_sums *sums, int first, int end, double copies, const uint8_t *action);
 double
 tp_chain_transient(const tp_chain *chain, int first, int end);
 

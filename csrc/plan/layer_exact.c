@@ -122,7 +122,13 @@ solve_fastest(search *x, int i, int p, int t, int r, fastest *fast)
     double a, b;
     fill_pack(x, i, p, t, r);
     fast->time_s = tp_layer_pack_fastest(&x->pack, &a, &b);
-    fast->fits = largest_fit(a, b, x->space.graph->memory_bytes, x->space.reach);
+    double limit = x->space.graph->memory_bytes;
+    int y = largest_fit(a, b, limit, x->space.reach);
+    while (y > 0 && tp_layer_pack_bytes(&x->pack, x->pack.choice, y) > limit)
+        y--;
+    while (y < x->space.reach && tp_layer_pack_bytes(&x->pack, x->pack.choice, y + 1) <= limit)
+        y++;
+    fast->fits = y;
     fast->known = EXACT;
 }
 

@@ -2,6 +2,7 @@
  * exchange first; and the linear-relaxation bound that this order gives. */
 #include "csrc/plan/layer_space.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -21,6 +22,15 @@ tp_layer_pack_fastest(tp_layer_pack *pack, double *a, double *b)
         *b += pack->b[best];
     }
     return time;
+}
+
+double
+tp_layer_pack_bytes(const tp_layer_pack *pack, const int *choice, int y)
+{
+    double bytes = 0.0;
+    for (int n = 0; n < pack->nodes; n++)
+        bytes += pack->a[choice[n]] * y + pack->b[choice[n]];
+    return bytes;
 }
 
 double
@@ -66,29 +76,57 @@ saved_bytes(const tp_layer_pack *pack, int now, int l, int y)
     return (pack->a[now] - pack->a[l]) * y + pack->b[now] - pack->b[l];
 }
 
-/* Time of pack->choice if that fits, else INFINITY. */
-static double
-time_if_it_fits(const tp_layer_pack *pack, int y)
+/* Each node's variant of least bytes: what tp_layer_pack_least_bytes adds up, which fits to the last bit if that does. */
+static void
+choose_least(tp_layer_pack *pack, int y)
 {
-    double time = 0.0, a = 0.0, b = 0.0;
-    for (int n = 0; n < pack->nodes; n++) {
-        time += pack->time[pack->choice[n]];
-        a += pack->a[pack->choice[n]];
-        b += pack->b[pack->choice[n]];
+    for (int n = 0; n < pack->nodes; n++)
+        for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++) {
+            int now = pack->choice[n];
+            if (pack->a[l] * y + pack->b[l] < pack->a[now] * y + pack->b[now])
+                pack->choice[n] = l;
+        }
+}
+
+/* Make exchanges in order from the fastest choice, which is `excess` bytes too large, until it fits, as it does at the latest with
+ * the variants of least bytes; gives its time. Those that save nothing stand last and are not made. */
+static double
+exchange_all(tp_layer_pack *pack, int y, int count, double excess)
+{
+    double time = 0.0;
+    memcpy(pack->choice, pack->fastest, (size_t)pack->nodes * sizeof *pack->choice);
+    for (int k = 0; k < count && excess > 0.0; k++) {
+        int n = pack->exchange[2 * k], l = pack->exchange[2 * k + 1];
+        double saved = saved_bytes(pack, pack->choice[n], l, y);
+        if (saved <= 0.0 || (pack->ratio[k] == INFINITY && saved_bytes(pack, pack->fastest[n], l, y) <= 0.0))
+            continue; /* of more than two variants: this one has been passed */
+        excess -= saved;
+        pack->choice[n] = l;
+        pack->price = fmax(pack->ratio[k], 0.0);
+        if (excess <= 0.0) /* or seems to: where bytes are fractions, the differences are an ulp off */
+            excess = tp_layer_pack_bytes(pack, pack->choice, y) - pack->memory_bytes;
     }
-    return a * y + b <= pack->memory_bytes ? time : INFINITY;
+    if (excess > 0.0 && tp_layer_pack_bytes(pack, pack->choice, y) > pack->memory_bytes) {
+        choose_least(pack, y);
+        pack->price = fmax(pack->price, DBL_MIN); /* some was needed */
+    }
+    for (int n = 0; n < pack->nodes; n++)
+        time += pack->time[pack->choice[n]];
+    return time;
 }
 
 double
 tp_layer_pack_greedy(tp_layer_pack *pack, int y)
 {
-    double a, b, time = tp_layer_pack_fastest(pack, &a, &b), excess = a * y + b - pack->memory_bytes;
+    double a, b, time = tp_layer_pack_fastest(pack, &a, &b);
+    double excess = tp_layer_pack_bytes(pack, pack->choice, y) - pack->memory_bytes;
     int count = 0;
     pack->price = 0.0;
     if (excess <= 0.0)
         return time;
     if (tp_layer_pack_least_bytes(pack, y) > pack->memory_bytes)
         return INFINITY;
+    memcpy(pack->fastest, pack->choice, (size_t)pack->nodes * sizeof *pack->fastest);
     for (int n = 0; n < pack->nodes; n++) {
         int now = pack->choice[n];
         for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++) {
@@ -101,16 +139,7 @@ tp_layer_pack_greedy(tp_layer_pack *pack, int y)
         }
     }
     sort_exchanges(pack, count);
-    for (int k = 0; k < count && excess > 0.0; k++) {
-        int n = pack->exchange[2 * k], l = pack->exchange[2 * k + 1], now = pack->choice[n];
-        double saved = saved_bytes(pack, now, l, y);
-        if (saved <= 0.0)
-            continue; /* of more than two variants: this one has been passed */
-        excess -= saved;
-        pack->choice[n] = l;
-        pack->price = fmax(pack->ratio[k], 0.0);
-    }
-    return time_if_it_fits(pack, y);
+    return exchange_all(pack, y, count, excess);
 }
 
 /* Insertion sort of exchange[], most of which are in order by ratio; gives the same order as sort_exchanges. */
@@ -132,23 +161,6 @@ mend_order(tp_layer_pack *pack, int count)
     }
 }
 
-/* Make exchanges in order from the fastest choice, which is `excess` bytes too large. Those that save nothing stand last and are
- * not made. */
-static double
-exchange_all(tp_layer_pack *pack, int y, int count, double excess)
-{
-    memcpy(pack->choice, pack->fastest, (size_t)pack->nodes * sizeof *pack->choice);
-    for (int k = 0; k < count && excess > 0.0; k++) {
-        int n = pack->exchange[2 * k], l = pack->exchange[2 * k + 1];
-        double saved = saved_bytes(pack, pack->choice[n], l, y);
-        if (saved <= 0.0 || (pack->ratio[k] == INFINITY && saved_bytes(pack, pack->fastest[n], l, y) <= 0.0))
-            continue;
-        excess -= saved;
-        pack->choice[n] = l;
-    }
-    return time_if_it_fits(pack, y);
-}
-
 void
 tp_layer_pack_greedy_each(tp_layer_pack *pack, int most, double *time)
 {
@@ -162,7 +174,7 @@ tp_layer_pack_greedy_each(tp_layer_pack *pack, int most, double *time)
                 pack->exchange[2 * count++ + 1] = l;
             }
     for (; y <= most; y++) {
-        double excess = a * y + b - pack->memory_bytes;
+        double excess = tp_layer_pack_bytes(pack, pack->fastest, y) - pack->memory_bytes;
         time[y] = fastest;
         if (excess <= 0.0)
             continue;
@@ -179,8 +191,6 @@ tp_layer_pack_greedy_each(tp_layer_pack *pack, int most, double *time)
             sort_exchanges(pack, count);
         ordered = 1;
         time[y] = exchange_all(pack, y, count, excess);
-        if (!(time[y] < INFINITY))
-            break;
     }
     for (; y <= most; y++)
         time[y] = INFINITY;

@@ -68,7 +68,7 @@ tp_layer_time(const tp_layer_space *space, int v, double crossing, int d);
 /* Piper's heuristic at y micro-batches in flight a replica: the time, or INFINITY if nothing fits; choice is set. */
 double
 tp_layer_pack_greedy(tp_layer_pack *pack, int y);
-/* The same at y = 1 .. most, INFINITY from where it first finds nothing that fits; choice and price are no solution's. */
+/* The same at y = 1 .. most, INFINITY from where nothing fits; choice and price are no solution's. */
 void
 tp_layer_pack_greedy_each(tp_layer_pack *pack, int most, double *time);
 /* No choice that fits takes less: Lagrange's bound at the heuristic's price. */
@@ -77,7 +77,11 @@ tp_layer_pack_bound(const tp_layer_pack *pack, int y);
 /* The fastest variants, whatever they need: time, and memory a y + b. */
 double
 tp_layer_pack_fastest(tp_layer_pack *pack, double *a, double *b);
-/* Bytes of the variants that need least at y. */
+/* Bytes of a choice [nodes] at y, added up node by node as those of a plan's stages are: to the last bit what must fit, where bytes
+ * are fractions, as no a y + b of sums is. */
+double
+tp_layer_pack_bytes(const tp_layer_pack *pack, const int *choice, int y);
+/* Bytes of the variants that need least at y, as there: no choice has fewer. */
 double
 tp_layer_pack_least_bytes(const tp_layer_pack *pack, int y);
 
