@@ -32,7 +32,6 @@ struct tp_engine {
     tp_heap *private; /* that heap where the device's account is another's; else NULL */
     tp_heap *account; /* of the device's memory */
     float *sums;      /* there: [members - 1][tp_engine_message_floats] of other replicas' gradients */
-    int stages;           /* held by this rank */
     tp_stage **stage;     /* [program->stages], NULL where another rank holds it; NULL when emulated */
     const tp_instr *code; /* [count] of this rank */
     int64_t count;

@@ -238,7 +238,6 @@ open_stages(tp_engine *engine)
         TP_TRY(config->provider->stage->bytes(&part, &config->device, &bytes));
         part.lent = arena;
         TP_TRY(config->provider->stage->open(&part, engine->device, &engine->stage[stage]));
-        engine->stages++;
         arena += arena == NULL ? 0 : bytes.lent;
     }
     if (engine->lends)
