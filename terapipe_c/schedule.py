@@ -217,7 +217,7 @@ def _simulate(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: 
 
 
 def _makespan(program: Program, costs: Any, comm_s: Any = 0.0) -> Any:
-    many = isinstance(costs, Sequence)
+    many = isinstance(costs, Sequence) and not isinstance(costs, (str, bytes))
     given = [tables(program, cost, comm_s) for cost in (costs if many else [costs])]
     for cost in given:
         _need(program, cost)

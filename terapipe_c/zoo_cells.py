@@ -21,6 +21,7 @@ __all__ = ["amoebanet"]
 _PAIRS = (((1, "conv1x1"), (1, "pool")), ((0, "sep7"), (1, "none")), ((0, "sep7"), (2, "conv1x1")), ((1, "pool"), (3, "none")),
           ((0, "pool"), (4, "conv1x1")))
 _BYTES = 2.0
+_MOST_CELLS = 10_000     # of a second's work
 
 
 class _Graph:
@@ -90,7 +91,7 @@ def amoebanet(device: Device | str, *, cells: int = 18, channels: int = 152, ima
 
     ``micro_batch`` square images of ``image`` pixels a side, in ``classes`` classes, on one ``device``. Half precision and 16
     bytes a parameter, as the rest of the zoo; ``roofline``: what ``Device.seconds`` takes."""
-    machine = device_of(device)
+    machine, cells, classes = device_of(device), whole("cells", cells, 3, _MOST_CELLS), whole("classes", classes)
     graph = _Graph(machine, whole("micro_batch", micro_batch), roofline)
     side, c = whole("image", image, 32) // 8, whole("channels", channels, 4)
     stem = graph.conv("stem", graph.add("image", [], image, 3), image // 4, 3, c // 4, 9)
@@ -102,7 +103,7 @@ def amoebanet(device: Device | str, *, cells: int = 18, channels: int = 152, ima
             small = [graph.add(f"reduce.{group}.{j}", [node], side, width)
                      for j, (node, width) in enumerate(zip(before, widths, strict=True))]
             before = (small[0], small[1])
-        for k in range((whole("cells", cells, 3) + 2 - group) // 3):
+        for k in range((cells + 2 - group) // 3):
             made, width = _cell(graph, f"cell.{group}.{k}", before, widths, side, c)
             before, widths = (before[1], made), (widths[1], width)
     last = graph.add("mean", [before[1]], 1, widths[1])

@@ -47,6 +47,8 @@ CALLS = {
     "plan": (tp.plan, dict(model=MODEL, cluster=CLUSTER, batch=2, seq_len=8, costs=COSTS, planner="uniform", schedule="gpipe",
                            stages=2, data_parallel=None, memory_bytes=1e9, granularity=2, partition=[(0, 2), (2, 4)], slicing=2,
                            executable=None, time_limit_s=None, recompute=None)),
+    "plan auto": (tp.plan, dict(model=MODEL, cluster=CLUSTER, batch=2, seq_len=8, costs=COSTS, planner="auto", schedule="auto")),
+    "makespan": (PROGRAM.makespan, dict(costs={"F": 1.0, "B": 2.0}, comm_s=0.0)),
     "compare": (tp.compare, dict(model=MODEL, cluster=CLUSTER, batch=2, seq_len=8, planners=["uniform"])),
     "load": (tp.Plan.load, dict(path="nowhere")),
     "load_checkpoint": (tp.load_checkpoint, dict(path="nowhere")),
@@ -132,6 +134,8 @@ def test_numbers_that_say_too_much():
         tp.schedules.dualpipe_v(20000, 65536)                  # not 117 GiB asked for first
     with pytest.raises(ValueError, match="rank 0 would hold"):
         PROGRAM.simulate({"F": 1.0, "B": 1.0}, activation_bytes=1e300)
+    with pytest.raises(TypeError, match="cost"):
+        PROGRAM.makespan("")            # is a sequence, of no costs
 
 
 def test_what_was_measured_is_a_model():

@@ -233,6 +233,8 @@ def test_more_memory_fits_more_and_optimising_fits_most():
         tp.max_batch(model.nodes(), 3, need, costs=1)
     with pytest.raises(TypeError, match="model is int"):
         tp.max_batch(3, 3, need)
+    with pytest.raises(TypeError, match="model is NoneType: a GPTConfig, Nodes, or a dict of arrays would be right"):
+        tp.max_batch(None, 3, need, seq_len=8)      # not that seq_len is for a GPTConfig
 
 
 def test_appendix_a_in_quality():

@@ -108,6 +108,11 @@ def test_cells_are_a_graph_of_as_many_parameters_as_published():
     assert len(tp.planners.dawnpiper(nodes, 4, 40e9).boundaries) == 5
     with pytest.raises(ValueError, match="cells"):
         zoo.amoebanet("a100-40", cells=1)
+    with pytest.raises(ValueError, match="cells is 2147483648: at most 10000 would be right"):
+        zoo.amoebanet("a100-40", cells=2**31)       # went on for hours
+    for classes in (0, 2.5, "10", None, [1]):
+        with pytest.raises(ValueError, match="classes is .*would be right"):
+            zoo.amoebanet("a100-40", cells=3, classes=classes)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -96,11 +96,11 @@ def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
     are scaled."""
     if isinstance(model, GPTConfig):
         return lambda batch: model.nodes(micro_batch=batch, **arguments)
-    given = [name for name, value in arguments.items() if value is not None]
-    if given:
-        raise InvalidValueError(f"{given[0]} is for a GPTConfig: nodes have their costs already")
     if not isinstance(model, Nodes | Mapping):
         raise InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig, Nodes, or a dict of arrays would be right")
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise InvalidValueError(f"{given[0]} is for a GPTConfig: nodes have their costs already, so that none would be right")
     nodes = Nodes.of(model)
     if nodes.working_bytes is None:  # recomputed or swapped-in activations are whole in memory for a while
         nodes = replace(nodes, working_bytes=nodes.activation_bytes)

@@ -314,7 +314,6 @@ def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:
 
 def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str, ...], int]:
     """(schedules to consider, chunks)."""
-    schedule = _one_of("schedule", schedule, SCHEDULES)
     if chunks is None:
         chunks = 2 if schedule in SEVERAL else 1
     chunks = whole("chunks", chunks)
@@ -382,7 +381,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         raise InvalidValueError(f"batch is {batch}: at most {_MOST} sequences for each device would be right")
     if seq_len > model.block_size:
         raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
-    planner = _one_of("planner", planner, PLANNERS)
+    planner, schedule = _one_of("planner", planner, PLANNERS), _one_of("schedule", schedule, SCHEDULES)
     executable = None if executable is None else flag("executable", executable)
     replicas = _check_parallel(cluster, batch, data_parallel, tensor_parallel, executable is True)
     free_chunks = planner == "auto" and chunks is None and schedule in ("auto", *_MANY) and partition is None
