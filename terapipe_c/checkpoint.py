@@ -24,7 +24,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -353,6 +353,16 @@ def save_checkpoint(
     return writer.finish(sums, seed=seed, data_state=data_state, hyper=hyper)
 
 
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two hold the same, arrays of any number of values too: a NaN is as good as another."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return (isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.dtype == other.dtype
+                and np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_values(value, other[key]) for key, value in one.items())
+    return bool(one == other)
+
+
 @dataclass
 class Checkpoint:
     """What `load_checkpoint` read. `params` and the moments are float32 arrays by Hugging Face name."""
@@ -370,6 +380,11 @@ class Checkpoint:
     def model(self) -> GPTConfig:
         """The GPTConfig."""
         return GPTConfig(**self.model_dict)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        return all(same_values(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
 
     def __repr__(self) -> str:
         kept = "with" if self.optimizer else "without"

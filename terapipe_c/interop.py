@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import loads, make_folders, no_folder, path_of, remove_folders, write_text
-from .checkpoint import STATE_FILE, Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes
+from .checkpoint import STATE_FILE, Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes, same_values
 from .config import GPTConfig, brief, flag, real, unmasked, whole
 from .tensorfile import OnDemand, TensorSpec, read_layout, read_tensor, write_file
 
@@ -36,6 +36,12 @@ class Imported(NamedTuple):
 
     model: GPTConfig
     params: dict[str, NDArray[np.float32]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Imported) and self.model == other.model and same_values(self.params, other.params)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __repr__(self) -> str:
         return f"Imported({self.model!r}, {sum(array.size for array in self.params.values()):,} parameters)"

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 import struct
 
 import numpy as np
@@ -279,6 +280,21 @@ def test_a_checkpoint_is_exported_tensor_by_tensor(tmp_path, monkeypatch):
             export_hf(tmp_path / folder, saved)
     assert not (tmp_path / "new").exists()
     assert same(import_hf(tmp_path / "hf").params, params) and len(list((tmp_path / "hf").iterdir())) == 2
+
+
+def test_what_was_read_compares_by_value(tmp_path):
+    """The `==` of dataclasses and tuples was an error of NumPy's: it fails on arrays."""
+    params = float_params(MODEL, 1)
+    moments = {kind: params for kind in ("exp_avg", "exp_avg_sq")}
+    for seed in (1, 2):
+        save_checkpoint(tmp_path / f"run{seed}", MODEL, params, moments if seed == 1 else None)
+        export_hf(tmp_path / f"hf{seed}", model=MODEL, params=float_params(MODEL, seed))
+    one, again, other = load_checkpoint(tmp_path / "run1"), load_checkpoint(tmp_path / "run1"), load_checkpoint(tmp_path / "run2")
+    assert one == again and one == pickle.loads(pickle.dumps(one)) and one != other and one != 3
+    again.params["transformer.wte.weight"] = again.params["transformer.wte.weight"] * 1.5
+    assert one != again
+    here, there = import_hf(tmp_path / "hf1"), import_hf(tmp_path / "hf2")
+    assert here == import_hf(tmp_path / "hf1") and here != there and not here != pickle.loads(pickle.dumps(here)) and here != 3
 
 
 def test_import_names_missing_files(tmp_path):
