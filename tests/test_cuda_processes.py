@@ -124,6 +124,17 @@ def test_a_rank_may_read_its_tensors_for_longer_than_ranks_wait_for_each_other(p
     assert errors == ["", ""] and said[1]["losses"] == [record.loss for record in wanted]
 
 
+def test_whoever_has_no_room_says_so(processes, tmp_path):
+    """Behind the meeting of NCCL's ranks: it left the others waiting for it, and waited for them to end the communicators with it,
+    so that a deadline was all that was told."""
+    said, _ = trained(planned(3, "1f1b"), processes, tmp_path / "run", full=1)
+    needs = "workspace of the kernels needs"
+    assert said[1]["error"] == "OutOfMemoryError" and said[1]["text"].startswith(needs), said
+    for other in (0, 2):
+        assert said[other]["error"] == "AbortedError", said
+        assert said[other]["text"].startswith(f"rank {other} was ended because rank 1 failed first: {needs}"), said
+
+
 def test_processes_that_swap_or_compute_again_train_what_one_device_does(processes, tmp_path):
     """Copies to the host and back are on a stream of their own, as NCCL's messages are."""
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=64, block_size=128)

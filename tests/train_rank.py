@@ -1,7 +1,7 @@
 """One rank of test_train.py, as a user's script is: train_rank.py PLAN DATA OPTIONS (JSON). Prints one line of JSON.
 
 OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has done so many steps; "fail": it raises; "hang": it
-says so and does nothing more;
+says so and does nothing more; "full": the emulated GPU of this rank has no room for its engine;
 "own": what each rank has of its own, "data", "init" or "tokenizer", "disk", from which rank 1 reads for longer than a rank may wait
 for another, "folder", a run folder that rank 1 does not see, or "end", by SIGKILL, of rank 1 when it looks for that."""
 import importlib
@@ -41,6 +41,17 @@ def dying(die, fail, hang):
     engine.make_engine = make_dying
 
 
+def filling(full):
+    make = engine.make_engine
+
+    def make_there(job, rank, comm):
+        if rank == full:     # after the look whether there is room
+            tp.cuda.load().emu_machine(total_bytes=1 << 20)
+        return make(job, rank, comm)
+
+    engine.make_engine = make_there
+
+
 def blind(rank, dies):
     train = importlib.import_module("terapipe_c.train")
     train.SEEN_S = 0.3
@@ -56,10 +67,12 @@ def blind(rank, dies):
 
 def main(plan, data, options):
     options = json.loads(options)
-    die, fail, hang, own = (options.pop(name, None) for name in ("die", "fail", "hang", "own"))
+    die, fail, hang, full, own = (options.pop(name, None) for name in ("die", "fail", "hang", "full", "own"))
     importlib.import_module("terapipe_c.watch").STUCK_S = options.pop("stuck_s", 60.0)
     if die or fail or hang:
         dying(die, fail, hang)
+    if full is not None:
+        filling(full)
     plan, rank = tp.Plan.load(plan), int(os.environ.get("PMI_RANK", os.environ.get("RANK", 0)))
     if own == "data":
         data = (np.arange(4000) + rank) % 256

@@ -293,6 +293,21 @@ check_program(const tp_program *program, int tied)
     return TP_OK;
 }
 
+/* Close what was opened. Where messages are the device's, the ranks have met, and to part they may wait for each other (NCCL's
+ * ncclCommFinalize), those that have opened for messages: so all hear of it first. What fails on the way out is not the reason. */
+static tp_status
+give_up(tp_engine *engine, tp_status status)
+{
+    tp_error_state reason;
+    tp_error_save(&reason);
+    if (engine->bound)
+        (void)tp_engine_fail(engine, status);
+    tp_engine_unbind(engine);
+    tp_engine_close(engine);
+    tp_error_restore(&reason);
+    return status;
+}
+
 tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
 {
@@ -308,11 +323,8 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
     engine->first = config->replica * config->program->ranks;
     engine->updates = tp_engine_updates(config) ? config->program->micros : 0;
     tp_status status = tp_engine_check_told(engine, open_parts(engine, config, heap));
-    if (status != TP_OK) {
-        tp_engine_unbind(engine);
-        tp_engine_close(engine);
-        return status;
-    }
+    if (status != TP_OK)
+        return give_up(engine, status);
     *out = engine;
     return TP_OK;
 }
