@@ -178,7 +178,8 @@ def train(case: Case) -> dict[str, Any]:
         thread.join()
     products = [ctypes.c_int64() for _ in range(3)]
     backend.tp_emu_cublaslt_calls(*map(ctypes.byref, products))
-    counts = {name: library.fake_nccl_count(i) for i, name in enumerate(("calls", "aborts", "misuses", "held", "buffers"))}
+    names = ("calls", "aborts", "misuses", "held", "buffers", "living")
+    counts = {name: library.fake_nccl_count(i) for i, name in enumerate(names)}
     return {"told": [told[rank] for rank in range(world.all_ranks)], "first": world.region.aborted(), "ranks": case.ranks,
             "stages": len(world.partition), "guests": world.program.counts.get("SE", 0),
             "aim": products[2].value, "lacks": tp.cuda.load().libraries()["NCCL"][3], **counts}
@@ -194,7 +195,7 @@ def trained(result: Mapping[str, Any]) -> tuple[list[Any], list[dict[str, str]],
         assert rank < result["ranks"] or not one["first"]
         for stage, weight in one["weights"].items():
             assert weights.setdefault(int(stage) % result["stages"], weight) == weight    # of both copies, and of every replica
-    assert result["misuses"] == result["held"] == 0
+    assert result["misuses"] == result["held"] == result["living"] == 0
     steps = zip(*(one["gradients"] for one in told), strict=True)
     return told[0]["losses"], [{name: bits for part in step for name, bits in part.items()} for step in steps], weights
 

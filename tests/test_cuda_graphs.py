@@ -106,6 +106,22 @@ def test_what_cannot_be_captured_runs_as_it_is_and_is_said(name, emulation):
         assert len(caveats) == 1 and re.search(f"not launched as graphs .*{words}", caveats[0]), caveats
 
 
+def test_a_graph_that_is_not_launched_any_more_leaves_no_times_of_before(emulation):
+    model, params, tokens = problem(2, 9)
+
+    def work(engine):
+        for step in range(1, 4):
+            engine.run(tokens, step=step)
+        ended = engine.trace()[-1][5]
+        emulation.emu_graphs(FAULTS["no launch"][0])
+        engine.run(tokens, step=4)
+        return ended, [row[4:] for row in engine.trace()], engine.caveats
+
+    program = tp.schedules.gpipe(1, 2, [2, 2]).lower(True)
+    (ended, times, caveats), = ranks_do(model, [(0, model.num_blocks)], [(1, [4, 5])] * 2, program, work, params)
+    assert all(ended <= start <= end for start, end in times) and len(caveats) == 1
+
+
 def test_a_device_lost_in_a_capture_is_told_as_that(emulation):
     model, params, tokens = problem(1, 9)
 

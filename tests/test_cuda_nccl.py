@@ -32,13 +32,13 @@ def test_bits_do_not_depend_on_the_communicator(fake_nccl):
     shapes = [{"ranks": 2}, {"ranks": 3, "tied": False}, {"ranks": 2, "chunks": 2, "schedule": "interleaved", "steps": 1}]
     cases = [{"mode": mode, **shape} for shape in shapes for mode in MODES]
     cases += [{"mode": "nccl", "ranks": 2, "fault": {"looks": looks}} for looks in (0, 2, 7)]
-    cases += [{"mode": "inproc", "ranks": 2, "ways": ways} for ways in (1, 2, 5)]
+    cases += [{"mode": "inproc", "ranks": 2, "ways": ways} for ways in (1, 2, 5, 7)]
     results = answers(fake_nccl, *cases)
     for i in range(len(shapes)):
         host, nccl, inproc = results[3 * i:3 * i + 3]
         assert trained(nccl) == trained(inproc) == trained(host)
         assert nccl["calls"] > 20 and inproc["calls"] == host["calls"] == 0
-    assert all(trained(one) == trained(results[0]) for one in results[-6:])
+    assert all(trained(one) == trained(results[0]) for one in results[-7:])
 
 
 def test_hand_over_that_waits_otherwise_ends_with_the_first_failure(fake_nccl):
@@ -456,6 +456,14 @@ def test_a_gpu_is_split_into_equal_parts(parts, size, asked):
     assert len(streams) == parts and len(driver.living) == parts
     library.tp_green_close(green)
     assert not driver.living
+
+
+def test_parts_of_which_one_is_larger_are_not_taken():
+    library, driver, green = cuda_emu.library(), Driver(lambda least: 132 // least), ctypes.c_void_p()
+    driver.split = lambda groups, *rest: (Driver.split(driver, groups, *rest), setattr(groups[1], "count", min(rest[-1], 56)))[0]
+    assert library.tp_green_open(0, 2, driver.table, ctypes.byref(green)) == 0
+    library.tp_green_close(green)
+    assert driver.asked == [64, 56] and driver.sizes == [56, 56]
 
 
 @pytest.mark.parametrize("refused", [False, True])

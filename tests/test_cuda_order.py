@@ -14,6 +14,10 @@ import cuda_emu
 import numpy as np
 from cuda_launchers import Kernels
 from cuda_ranks import python
+from test_cuda_stage import CUDA, partition_of, problem
+
+import terapipe_c as tp
+from terapipe_c.engine import RankEngine
 
 ONE, OTHER, BYTES = 0x10, 0x20, 256  # streams are names here
 
@@ -110,13 +114,36 @@ def work(rank):
 threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-print(count(4), count(3), count(2))
+print(count(4), count(3), count(2), count(5))
 """
 
 
 def test_buffers_of_nccl_are_given_back_when_the_device_is_done_with_them(fake_nccl: Path) -> None:
     """ncclMemFree does not wait for it, as cudaFree does."""
-    assert python(fake_nccl, "-c", EARLY).split() == ["2", "0", "0"]  # given, not freed, misused
+    assert python(fake_nccl, "-c", EARLY).split() == ["2", "0", "0", "0"]  # given, not freed, misused, communicators left
+
+
+def test_a_step_waits_for_the_copies_of_one_that_failed(emulation: None) -> None:
+    """Swaps beside the work, which nobody waited for any more: what goes forward would be written where they still read."""
+    module, (model, params, tokens) = tp.cuda.load(), problem(2, 24)
+    program = tp.schedules.gpipe(1, 2, [2, 2]).save_memory(bytes([0]), bytes([1]), 1, True).lower(True)
+    request = {"backend": CUDA["float32"], "swap": (0, 1, 1, 1, 1, 0)}
+
+    def engine() -> RankEngine:
+        made = RankEngine(model, partition_of(model, []), [(1, [12, 12])] * 2, program, 0, None, **request)
+        made.load(params)
+        return made
+
+    right = engine().run(tokens, step=1)[:2]
+    for calls in range(30, 470, 40):
+        one = engine()
+        module.emu_break(calls)
+        try:
+            with pytest.raises(tp.Error):
+                one.run(tokens, step=1, update=False)
+        finally:
+            module.emu_break(0)
+        assert one.run(tokens, step=1)[:2] == right
 
 
 def test_the_hosts_memory_is_not_looked_at(streams: Streams) -> None:

@@ -269,6 +269,23 @@ def test_a_step_that_ended_half_way_leaves_what_its_last_updates_made(emulation,
     assert len(ends) > 2
 
 
+def test_what_is_loaded_behind_a_step_that_ended_half_way_is_what_the_next_one_reads(emulation):
+    """bf16's copies are of the newest version, into which it is loaded, not of the older one that a backward read just then."""
+    module, tokens, params = tp.cuda.load(), tokens_of(LONG, 5, 69), tp.init_params(LONG, 1)
+    none = {name: np.zeros_like(value) for name, value in params.items()}
+    wanted = two_stages("bf16").run(tokens, step=1, **HYPER)[:2]
+    for calls in range(249, 500, 50):
+        engine = two_stages("bf16")
+        module.emu_break(calls)
+        try:
+            with pytest.raises(tp.Error):
+                engine.run(tokens, step=1, **HYPER)
+        finally:
+            module.emu_break(0)
+        engine.load(params, {"exp_avg": none, "exp_avg_sq": none})
+        assert engine.run(tokens, step=1, **HYPER)[:2] == wanted
+
+
 def test_faults_end_every_rank_with_the_first_words(fake_nccl):
     faults = nccl_faults(at=60, dead=2)
     assert_first_words(faults, answers(fake_nccl, *({"micros": 8, **case} for case, _ in faults.values())))

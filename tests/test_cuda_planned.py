@@ -18,6 +18,7 @@ import terapipe_c as tp
 from terapipe_c import cli, cuda
 from terapipe_c.backend import Backend, place_own
 from terapipe_c.device_comm import kind_of
+from terapipe_c.engine import RankEngine
 
 if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
@@ -205,6 +206,11 @@ def test_heads_that_a_gpu_cannot_compute_are_refused_before_a_rank_starts(emulat
     with pytest.raises(tp.Error, match=f"^{why}"):
         tp.launch(tp.plan(wide, tp.Cluster(1), **request), list(range(60)) * 9, 1, backend="cuda", progress=False)
     assert tp.plan(wide, tp.Cluster(1), **request).executable
+    widest = tp.GPTConfig(n_layer=2, n_head=1, n_embd=128, vocab_size=61, block_size=16)
+    for dtype in ("bf16", "float32"):
+        plan = tp.plan(widest, tp.Cluster(1), backend="cuda", dtype=dtype, **request)
+        assert plan.executable
+        RankEngine(widest, plan.stages, plan.slicing, plan.program, 0, None, backend=Backend("cuda", dtype))
 
 
 @pytest.mark.parametrize(("wish", "machine", "message"), [

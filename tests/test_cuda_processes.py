@@ -135,6 +135,12 @@ def test_whoever_has_no_room_says_so(processes, tmp_path):
         assert said[other]["text"].startswith(f"rank {other} was ended because rank 1 failed first: {needs}"), said
 
 
+def test_libraries_of_different_versions_are_refused(processes, tmp_path):
+    said, _ = trained(planned(3, "1f1b"), processes, tmp_path / "run", "2 ncclGetVersion 22703")
+    words = "rank 2 has NCCL 22703 and rank 0 has 22809: the same on all would be right"
+    assert all(words in told["text"] for told in said) and "InvalidValueError" in {told["error"] for told in said}, said
+
+
 def test_processes_that_swap_or_compute_again_train_what_one_device_does(processes, tmp_path):
     """Copies to the host and back are on a stream of their own, as NCCL's messages are."""
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=64, block_size=128)

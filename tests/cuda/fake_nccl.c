@@ -1,7 +1,9 @@
 /* libnccl.so for tests: ranks are threads of one process, messages are copies between host buffers. What it is strict about is
  * what the real library is: a communicator in progress takes no other call, operations match in order and by size, all ranks
  * of a communicator must come to make it, and again to the first operation on it, which connects them; an aborted communicator
- * gives nothing but errors. Everything takes a few looks of ncclCommGetAsyncError to be done. Faults: fake_nccl_set. What its streams
+ * gives nothing but errors. Stricter: a communicator is destroyed when it was finalized and nothing is registered with it, since the
+ * real library would finalize it within the call, for as long as that takes. Everything takes a few looks of ncclCommGetAsyncError to
+ * be done. Faults: fake_nccl_set. What its streams
  * would do at the same time the emulator is told (cuda/emu/order.h), where the process has it. */
 #include <pthread.h>
 #include <stdio.h>
@@ -13,6 +15,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define FAKE(name) EXPORT int name
+
+enum { PAGE = 4096 };
 
 typedef struct operation {
     struct operation *next;
@@ -34,7 +38,7 @@ typedef struct {
 
 struct nc_comm {
     group *all;
-    int rank, looks, error, dead, stuck, splitting, color, key;
+    int rank, looks, error, dead, stuck, splitting, color, key, finalized, registered;
     struct nc_comm **child, *made; /* where a split writes what it made, when it comes to its end */
     int pending; /* receives */
     tp_stream stream; /* of the last operation */
@@ -42,7 +46,7 @@ struct nc_comm {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static group *groups[4096];
-static int group_count, calls, aborts, misuses, buffers;
+static int group_count, calls, aborts, misuses, buffers, living;
 static int looks_needed = 2, fail_call, fail_code, stuck_call, version = 22809;
 static int no_memory, no_registration; /* what ncclMemAlloc and ncclCommRegister answer; -1 of the latter: done, no handle */
 static void *given[4096];              /* by ncclMemAlloc, and not freed */
@@ -58,7 +62,7 @@ fake_nccl_set(int fail_at, int code, int stuck_at, int looks, int new_version)
     stuck_call = stuck_at;
     looks_needed = looks;
     version = new_version;
-    calls = aborts = misuses = buffers = 0;
+    calls = aborts = misuses = buffers = living = 0;
 }
 
 EXPORT void
@@ -69,14 +73,15 @@ fake_nccl_refuse(int memory, int registration)
 }
 
 /* which: 0 sends and receives so far, 1 aborts, 2 calls that the real library would have refused, 3 buffers given and not freed,
- * 4 buffers given */
+ * 4 buffers given, 5 communicators made and neither destroyed nor aborted */
 EXPORT int
 fake_nccl_count(int which)
 {
     int held = 0;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         held += given[i] != NULL;
-    return which == 0 ? calls : which == 1 ? aborts : which == 2 ? misuses : which == 3 ? held : buffers;
+    const int counts[] = {calls, aborts, misuses, held, buffers, living};
+    return counts[which];
 }
 
 /* ---- the emulator, if any ------------------------------------------------------------------------------------------------------ */
@@ -116,6 +121,7 @@ join(group *g, int rank)
     c->rank = rank;
     g->member[rank] = c;
     g->members++;
+    living++;
     return c;
 }
 
@@ -329,6 +335,7 @@ FAKE(ncclCommAbort)(nc_comm c)
     pthread_mutex_lock(&lock);
     aborts++;
     misuses += depth == 0 || c->dead; /* one by one, each may wait for the device and so for the kernels of the next */
+    living -= !c->dead;
     c->dead = 1; /* not freed: a test's process is short */
     for (int r = 0; r < c->all->ranks; r++)
         c->all->box[r][c->rank].wanted = NULL;
@@ -341,6 +348,7 @@ FAKE(ncclCommFinalize)(nc_comm c)
     pthread_mutex_lock(&lock);
     int result = refuse(c);
     c->looks = looks_needed;
+    c->finalized = 1;
     pthread_mutex_unlock(&lock);
     return result == NC_SUCCESS ? NC_IN_PROGRESS : result;
 }
@@ -349,6 +357,8 @@ FAKE(ncclCommDestroy)(nc_comm c)
 {
     pthread_mutex_lock(&lock);
     int result = refuse(c);
+    misuses += !c->finalized || c->registered > 0;
+    living -= !c->dead;
     c->dead = 1;
     find_emulator();
     if (emulator.waited != NULL) /* for all that it has on its streams */
@@ -390,7 +400,7 @@ FAKE(ncclMemAlloc)(void **out, size_t bytes)
 {
     if (no_memory)
         return no_memory;
-    *out = malloc(bytes);
+    *out = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
     if (*out == NULL || !swap_given(NULL, *out))
         return 1;
     declare(*out, bytes, 1);
@@ -414,13 +424,21 @@ FAKE(ncclCommRegister)(nc_comm c, void *data, size_t bytes, void **handle)
     if (no_registration > 0)
         return no_registration;
     *handle = no_registration < 0 ? NULL : data;
-    return refuse(c);
+    pthread_mutex_lock(&lock);
+    misuses += buffers > 0 && (size_t)data % PAGE != 0; /* whole pages are: those of another's messages too */
+    c->registered += *handle != NULL;
+    int result = refuse(c);
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 FAKE(ncclCommDeregister)(nc_comm c, void *handle)
 {
     (void)handle;
+    pthread_mutex_lock(&lock);
     misuses += no_registration != 0;
+    c->registered--;
+    pthread_mutex_unlock(&lock);
     return c->dead ? NC_INVALID_USAGE : NC_SUCCESS;
 }
 #endif
