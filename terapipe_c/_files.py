@@ -148,6 +148,12 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
 
 
+def read_bytes(path: Path) -> bytes:
+    """All of a file; an OSError names it where the disk gives no more, too."""
+    with naming(path):
+        return no_folder(path).read_bytes()
+
+
 def loads(raw: bytes | str) -> Any:
     """The value of a JSON text; a ValueError also where it is no UTF-8 or nested beyond reason."""
     try:
@@ -222,7 +228,7 @@ def replaceable(path: str | os.PathLike[str], mark: str) -> Path:
     those that are written: somebody else's."""
     target = no_folder(path_of("path", path))
     if target.is_file():
-        with target.open("rb") as file:
+        with naming(target), target.open("rb") as file:
             head = file.read(_HEAD)
         if head and mark.encode() not in head:
             raise FileExistsError(errno.EEXIST, f"a file is there that was not written by this command (it has no {mark}): another "
@@ -249,7 +255,7 @@ def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, 
               raw: bytes | None = None) -> dict[str, Any]:
     """The object in a file of ours, of a version from ``oldest`` (or ``version``) to ``version``; a ValueError that names the
     file if it is broken, foreign, older or newer. raw: its bytes, where they were read: a pipe gives them once."""
-    raw = no_folder(path_of("path", path)).read_bytes() if raw is None else raw
+    raw = read_bytes(path_of("path", path)) if raw is None else raw
     try:
         data = loads(raw)
     except ValueError as error:
@@ -267,7 +273,7 @@ def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, 
 def read_entry(path: Path, key: str, kind: type) -> dict[str, Any]:
     """The JSON object in a file of a run folder, which has this entry; a ValueError that names the file."""
     try:
-        found = loads(no_folder(path).read_bytes())
+        found = loads(read_bytes(path))
     except ValueError as error:
         raise InvalidValueError(f"{path} is damaged: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get(key), kind):

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import again, check_writable, loads, make_folders, naming, no_folder, path_of, remove_folders
+from ._files import again, check_writable, loads, make_folders, naming, path_of, read_bytes, remove_folders
 from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import FileLayout, OnDemand, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
@@ -573,7 +573,7 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
 
 def read_state(path: Path) -> dict[str, Any]:
     try:
-        state = loads(no_folder(path).read_bytes())
+        state = loads(read_bytes(path))
     except ValueError as error:
         raise InvalidValueError(f"{path}: damaged, no JSON: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:

@@ -250,7 +250,8 @@ def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[
                 raise
             raise InvalidValueError(f"data is {brief(data)}: no file's name is as long; of a text itself, its bytes, "
                                     "text.encode(), would be right") from None   # the system's own error would be all of the text
-        return _open_file(path, tokenizer)
+        with naming(path):
+            return _open_file(path, tokenizer)
     if tokenizer is not None:
         raise InvalidValueError("tokenizer is for text files; data is an array of tokens already")
     if isinstance(data, (bytes, bytearray)):

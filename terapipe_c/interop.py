@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import loads, make_folders, no_folder, path_of, remove_folders, write_text
+from ._files import loads, make_folders, no_folder, path_of, read_bytes, remove_folders, write_text
 from .checkpoint import STATE_FILE, Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes, same_values
 from .config import GPTConfig, brief, flag, real, unmasked, whole
 from .tensorfile import OnDemand, TensorSpec, read_layout, read_tensor, write_file
@@ -99,7 +99,7 @@ def _check_place(folder: Path) -> None:
     if (folder / STATE_FILE).is_file():
         raise FileExistsError(errno.EEXIST, "a checkpoint is in this folder, whose tensors would be replaced: another folder "
                               "would be right", str(folder))
-    if config.is_file() and (found := config.read_bytes()).strip() and b'"model_type"' not in found:
+    if config.is_file() and (found := read_bytes(config)).strip() and b'"model_type"' not in found:
         raise FileExistsError(errno.EEXIST, "this is no config of transformers, but a run's or somebody else's, and would be "
                               "replaced: another folder would be right", str(config))
 
@@ -219,7 +219,7 @@ def open_params(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], Mapp
 
 def _model_of(path: Path) -> dict[str, Any]:
     try:
-        config = loads(no_folder(path).read_bytes())
+        config = loads(read_bytes(path))
     except ValueError as error:
         raise InvalidValueError(f"{path}: no JSON object: {error}") from error
     if not isinstance(config, dict):
@@ -252,7 +252,7 @@ def _tensor_files(folder: Path) -> list[Path]:
     index, path = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file() and not path.is_file():
         try:
-            return [folder / name for name in sorted(set(loads(index.read_bytes())["weight_map"].values()))]
+            return [folder / name for name in sorted(set(loads(read_bytes(index))["weight_map"].values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError(f"{index}: no index of safetensors files: {error}") from error
     if not path.is_file():

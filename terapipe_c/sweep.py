@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ._files import check_output, loads, make_folders, no_folder
+from ._files import check_output, loads, make_folders, no_folder, read_bytes
 
 __all__ = ["Sweep", "begun", "read_grid"]
 
@@ -30,7 +30,7 @@ def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
             given: Any = {name.strip(): [_value(word) for word in _words(values)]}
         else:
             try:
-                given = loads(no_folder(Path(text)).read_bytes())
+                given = loads(read_bytes(Path(text)))
             except ValueError as error:
                 raise ValueError(f"{text}: a grid is NAME=V,V,... or a JSON file of name -> list ({error})") from error
         if not isinstance(given, dict):
@@ -91,7 +91,7 @@ class Sweep:
         """"done" or "failed" by the keys of the rows in the file, a key's last. A last line cut short by a kill is no row."""
         keys: dict[str, str] = {}
         if no_folder(self.path).is_file():      # a pipe or a device has no rows: to read them would wait, or go on, for ever
-            for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), 1):
+            for number, line in enumerate(read_bytes(self.path).splitlines(keepends=True), 1):
                 try:
                     row = loads(line)
                     keys[row["key"]] = row["status"]
@@ -140,7 +140,7 @@ class Sweep:
         """Cut off a half-written last line, so that the next row does not run into it."""
         if not self.path.is_file():
             return
-        content = self.path.read_bytes()
+        content = read_bytes(self.path)
         if content and not content.endswith(b"\n"):
             keep = content.rfind(b"\n") + 1
             try:                # nothing is written anew: where that failed, or was killed, all rows would be lost

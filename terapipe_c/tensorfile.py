@@ -112,7 +112,7 @@ def read_layout(path: str | os.PathLike[str]) -> FileLayout:
     if not stat.S_ISREG(about.st_mode):
         raise InvalidValueError(f"{path}: not a safetensors file: no regular file")
     size = about.st_size
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         word = file.read(8)
         length = struct.unpack("<Q", word)[0] if len(word) == 8 else 0
         if not 2 <= length <= min(MAX_HEADER, size - 8):

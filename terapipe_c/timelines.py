@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._files import check_place, no_folder, read_entry
+from ._files import check_place, no_folder, read_bytes, read_entry
 
 __all__ = ["asked", "draw", "named", "result", "timeline_of"]
 
@@ -57,7 +57,7 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
             return "measured timeline of the last step", measured_timeline([tuple(row) for row in found["rows"]], plan.program)
         return "planned timeline of a run", plan.timeline()
     try:
-        raw = no_folder(path).read_bytes()      # once: it may be a pipe
+        raw = read_bytes(path)      # once: it may be a pipe
         text = raw.decode().replace("\r\n", "\n")
         if text.lstrip().startswith("{"):
             plan = tp.Plan._of_bytes(str(path), raw)

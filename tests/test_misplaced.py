@@ -1,5 +1,6 @@
 """Files of a run that are not what they are called: a folder where a file belongs, a module of the user's by another's name."""
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _files, cli
+from terapipe_c.sweep import Sweep
 
 MODEL = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=61, block_size=16)
 CLUSTER = tp.Cluster(num_devices=1, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -114,3 +116,50 @@ def test_folders_are_made_again_where_another_run_that_failed_removed_the_one_ar
     monkeypatch.setattr(Path, "mkdir", lambda self: mkdir(tmp_path / "never" / self.name))
     with pytest.raises(FileNotFoundError, match="never"):
         _files.make_folders(tmp_path / "else")      # and not for ever
+
+
+@pytest.mark.parametrize("call", [
+    tp.CostModel.load, tp.Plan.load, tp.planners.load_piper, tp.planners.load_nodes, lambda path: tp.Dataset(path, 8, 1),
+    lambda path: tp.Dataset(path, 8, 1, tokenizer=list), lambda path: tp.import_hf(path.parent), tp.load_checkpoint,
+    lambda path: cli.main(["simulate", str(path)]), lambda path: cli.main(["compare", "--preset", "gpt2-124m", "--out", str(path)]),
+    lambda path: Sweep(path, {"lr": [1]}, {}, dict).run(),
+])  # fmt: skip
+def test_a_file_of_which_the_disk_gives_no_more_is_named(call, tmp_path, monkeypatch, capsys):
+    """A disk that fails, a mount whose server has lost the file: `open` is right, and what `read` says has no name."""
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    (tmp_path / "state.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(64))
+
+    def failing(self, *args, **options):
+        raise OSError(errno.EIO, "Input/output error")
+
+    opened = Path.open
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(Path, "read_text", failing)
+    monkeypatch.setattr(Path, "open", lambda self, *args, **options: Failing(opened(self, *args, **options)))
+    try:
+        call(tmp_path if call is tp.load_checkpoint else path)
+    except OSError as error:
+        assert error.errno == errno.EIO and str(tmp_path) in str(error)
+    else:
+        assert f"Input/output error: '{path}" in capsys.readouterr().err
+
+
+class Failing:
+    """A file that is open and cannot be read."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def read(self, *_):
+        raise OSError(errno.EIO, "Input/output error")

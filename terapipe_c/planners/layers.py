@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._files import loads, no_folder, path_of
+from .._files import loads, path_of, read_bytes
 from ..config import brief, counted, html_table, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, flag, integer, number
@@ -497,7 +497,7 @@ def load_piper(path: str | Path) -> LayerGraph:
 
     StorageError if it cannot be read; ValueError or TypeError naming the line, node, variant or edge that is wrong."""
     try:
-        raw = no_folder(path_of("path", path)).read_bytes()
+        raw = read_bytes(path_of("path", path))
     except OSError as error:
         refusal = _core.StorageError(f"{path}: {error.strerror or error}")
         refusal.errno = error.errno

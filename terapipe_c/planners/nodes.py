@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import _core
 from .._core import InvalidTypeError, InvalidValueError
-from .._files import loads, no_folder, path_of, write_json
+from .._files import loads, path_of, read_bytes, write_json
 from ..config import brief
 from .arguments import FloatArray, array, listed
 
@@ -285,7 +285,7 @@ def load_nodes(path: str | os.PathLike[str]) -> Nodes:
     optional) they are ordered as :meth:`Nodes.from_graph` says. A ValueError names the file, and the node and its line or
     the edge, that is wrong: broken JSON, a missing key, a size that is negative or no number, an unknown node, a cycle.
     """
-    shown, raw = os.fspath(path_of("path", path)), no_folder(path_of("path", path)).read_bytes()
+    shown, raw = os.fspath(path_of("path", path)), read_bytes(path_of("path", path))
     try:
         data = loads(raw)
     except ValueError as error:
