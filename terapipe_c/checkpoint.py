@@ -36,7 +36,17 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import again, check_writable, loads, make_folders, naming, path_of, read_bytes, remove_folders
 from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
-from .tensorfile import FileLayout, OnDemand, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
+from .tensorfile import (
+    FileLayout,
+    OnDemand,
+    TensorSpec,
+    checksum,
+    lay_out,
+    no_checkpoint,
+    read_layout,
+    read_tensor,
+    same_values,
+)
 
 __all__ = ["Checkpoint", "CheckpointLayout", "CheckpointWriter", "check_finite", "check_names", "check_params", "find_checkpoint",
            "load_checkpoint", "model_dict", "open_checkpoint", "param_shapes", "save_checkpoint", "verify_checkpoint",
@@ -351,16 +361,6 @@ def save_checkpoint(
         writer.abort()
         raise
     return writer.finish(sums, seed=seed, data_state=data_state, hyper=hyper)
-
-
-def same_values(one: Any, other: Any) -> bool:
-    """Whether two hold the same, arrays of any number of values too: a NaN is as good as another."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return (isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.dtype == other.dtype
-                and np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same_values(value, other[key]) for key, value in one.items())
-    return bool(one == other)
 
 
 @dataclass

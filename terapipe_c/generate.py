@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from ._core import InvalidTypeError, InvalidValueError
 from .checkpoint import Checkpoint, check_params
 from .config import GPTConfig, brief, real, whole
-
-if TYPE_CHECKING:
-    from .interop import Imported
+from .interop import Imported, own_model
 
 __all__ = ["generate", "logits"]
 
@@ -97,7 +95,8 @@ def _model_and_prompt(params: Any, model: Any, prompt: Any) -> tuple[Any, Any]:
         given = "missing" if model is None else brief(model)
         raise InvalidTypeError(f"model is {given}: the GPTConfig that params are of would be right; a checkpoint has its own, and "
                                "takes prompt alone (and n by name)")
-    return model, prompt
+    own = getattr(params, "model", None)
+    return (model if own is None else own_model(model, own)), prompt
 
 
 def logits(params: Mapping[str, Array] | Checkpoint, model: Any, tokens: Sequence[int] | NDArray[Any]) -> Array:

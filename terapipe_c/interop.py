@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import loads, make_folders, no_folder, path_of, read_bytes, remove_folders, write_text
-from .checkpoint import STATE_FILE, Checkpoint, check_names, find_checkpoint, open_checkpoint, param_shapes, same_values
+from .checkpoint import STATE_FILE, Checkpoint, check_names, find_checkpoint, model_dict, open_checkpoint, param_shapes
 from .config import GPTConfig, brief, flag, real, unmasked, whole
-from .tensorfile import OnDemand, TensorSpec, read_layout, read_tensor, write_file
+from .tensorfile import OnDemand, TensorSpec, read_layout, read_tensor, same_values, write_file
 
 __all__ = ["Imported", "export_hf", "import_hf"]
 
@@ -47,6 +47,17 @@ class Imported(NamedTuple):
         return f"Imported({self.model!r}, {sum(array.size for array in self.params.values()):,} parameters)"
 
 
+def own_model(model: Any, own: Any) -> Any:
+    """The model that parameters came with; a ValueError where another one is given besides, even if all shapes are the same: with
+    another number of heads it is another model."""
+    given = own if model is None else model
+    for name, value in model_dict(own).items():
+        if model_dict(given)[name] != value:
+            raise InvalidValueError(f"model has {name} {getattr(given, name)}, and the parameters are of one with {value}: that "
+                                    "one, or none, would be right")
+    return given
+
+
 def export_hf(
     folder: str | os.PathLike[str],
     checkpoint: Checkpoint | Imported | str | os.PathLike[str] | None = None,
@@ -67,7 +78,9 @@ def export_hf(
     if checkpoint is not None and not isinstance(checkpoint, (Checkpoint, Imported)):
         opened = checkpoint = open_checkpoint(find_checkpoint(checkpoint), optimizer=False)   # a tensor is read when written
     if checkpoint is not None:
-        model, params = model or checkpoint.model, checkpoint.params
+        if params is not None:
+            raise InvalidValueError("params is given besides a checkpoint, which has its own: one of the two would be right")
+        model, params = own_model(model, checkpoint.model), checkpoint.params
     if model is None or params is None:
         raise InvalidValueError("export_hf needs a checkpoint, or both model and params")
     if not isinstance(params, Mapping):

@@ -26,7 +26,7 @@ from ._core import InvalidValueError
 from ._files import naming
 
 __all__ = ["FileLayout", "OnDemand", "TensorSpec", "checksum", "lay_out", "no_checkpoint", "read_layout", "read_tensor",
-           "write_file"]
+           "same_values", "write_file"]
 
 DTYPES = {
     "F64": "<f8",
@@ -82,6 +82,16 @@ class OnDemand(Mapping[str, NDArray[np.float32]]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two hold the same, arrays of any number of values too: a NaN is as good as another."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return (isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.dtype == other.dtype
+                and np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_values(value, other[key]) for key, value in one.items())
+    return bool(one == other)
 
 
 def checksum(data: Any) -> str:

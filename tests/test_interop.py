@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference as ref
 
-from terapipe_c import InvalidTypeError, InvalidValueError, checkpoint, tensorfile
+from terapipe_c import GPTConfig, InvalidTypeError, InvalidValueError, checkpoint, tensorfile
 from terapipe_c.checkpoint import load_checkpoint, model_dict, param_shapes, save_checkpoint
 from terapipe_c.generate import _Cache, _draw, generate, logits
 from terapipe_c.interop import export_hf, import_hf
@@ -280,6 +280,24 @@ def test_a_checkpoint_is_exported_tensor_by_tensor(tmp_path, monkeypatch):
             export_hf(tmp_path / folder, saved)
     assert not (tmp_path / "new").exists()
     assert same(import_hf(tmp_path / "hf").params, params) and len(list((tmp_path / "hf").iterdir())) == 2
+
+
+def test_a_checkpoint_is_of_one_model_and_has_its_own_parameters(tmp_path):
+    """Parameters besides a checkpoint were left out without a word, and those of 2 heads computed and exported as of 4."""
+    model = GPTConfig(**model_dict(MODEL))
+    params = float_params(MODEL, 1)
+    export_hf(tmp_path / "hf", save_checkpoint(tmp_path / "run", MODEL, params), model=model)
+    saved, read = load_checkpoint(tmp_path / "run"), import_hf(tmp_path / "hf")
+    heads = GPTConfig(**{**model_dict(MODEL), "n_head": 4})
+    for one in (saved, read):
+        with pytest.raises(InvalidValueError, match="params is given besides a checkpoint, which has its own: one of the two"):
+            export_hf(tmp_path / "other", one, params=float_params(MODEL, 2))
+        with pytest.raises(InvalidValueError, match="model has n_head 4, and the parameters are of one with 2: that one, or none"):
+            export_hf(tmp_path / "other", one, model=heads)
+        with pytest.raises(InvalidValueError, match="model has n_head 4"):
+            generate(one, heads, [1], n=2)
+        assert (generate(one, model, [1], n=2) == generate(one, [1], n=2)).all()
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_was_read_compares_by_value(tmp_path):
