@@ -177,6 +177,9 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, OnDemand]:
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"{'this is a file' if folder.exists() else 'nothing is here'}: a folder with a "
                                 "config.json and safetensors, as save_pretrained writes it, would be right", str(folder))
+    if not os.path.lexists(folder / "config.json"):
+        raise FileNotFoundError(errno.ENOENT, "no config.json is here: a folder with that and safetensors, as save_pretrained "
+                                "writes it, would be right", str(folder))
     model = _model_of(folder / "config.json")
     found: dict[str, tuple[Path, TensorSpec]] = {}
     for path in _tensor_files(folder):

@@ -316,7 +316,7 @@ def test_what_was_read_compares_by_value(tmp_path):
 
 
 def test_import_names_missing_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match="config.json"):
+    with pytest.raises(FileNotFoundError, match="no config.json is here: a folder with that and safetensors.*would be right"):
         import_hf(tmp_path)
     hf_folder(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
