@@ -289,7 +289,15 @@ def init_params(model: GPTConfig, seed: int = 0) -> dict[str, Float32]:
     """
     if not isinstance(model, GPTConfig):
         raise _core.InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
-    return _initial(model, whole("seed", seed, 0, 2**64 - 1), {row[0] for row in _core.model_params(dimensions(model))})
+    seed, needed, total = whole("seed", seed, 0, 2**64 - 1), 4 * model.num_params, _core.memory_room()[0]
+    try:
+        if total is not None and needed > total:    # the system would promise it, and end this process a minute later
+            raise MemoryError
+        return _initial(model, seed, {row[0] for row in _core.model_params(dimensions(model))})
+    except MemoryError:
+        room = "" if total is None else f" of {total} bytes"
+        raise _core.OutOfMemoryError(f"the parameters of {model!r} take {needed} bytes, which this process's memory{room} does not "
+                                     "hold: a smaller model would be right") from None
 
 
 def some_params(model: GPTConfig) -> dict[str, Float32]:

@@ -136,6 +136,8 @@ def test_numbers_that_say_too_much():
         PROGRAM.simulate({"F": 1.0, "B": 1.0}, activation_bytes=1e300)
     with pytest.raises(TypeError, match="cost"):
         PROGRAM.makespan("")            # is a sequence, of no costs
+    with pytest.raises(MemoryError, match="the parameters of GPTConfig.* take [0-9]{15} bytes, which .*: a smaller model would be"):
+        tp.init_params(tp.GPTConfig(n_layer=1000, n_head=128, n_embd=1 << 17, vocab_size=50_000, block_size=8))
 
 
 def test_what_was_measured_is_a_model():
