@@ -216,49 +216,6 @@ def test_a_device_that_cannot_be_asked_ends_the_run_with_its_own_words(fake_nccl
     assert all("CUDA error 400 (cudaErrorInvalidResourceHandle" in told for told in result["told"]), result["told"]
 
 
-LATE = """
-import contextlib, ctypes, os, threading, time
-from cuda_ranks import Case, World
-import terapipe_c as tp
-from terapipe_c.engine import RankEngine
-world, engines = World(Case(timeout_s=0.5)), {}
-ctypes.CDLL(os.environ["TERAPIPE_CUDA_MODULE"]).tp_emu_lag(3)
-ctypes.CDLL(os.environ["TERAPIPE_NCCL"]).fake_nccl_refuse(1, 0)     # slots that the emulated device knows
-comms = [world.comm(rank) for rank in range(2)]
-def opened(rank):
-    engines[rank] = RankEngine(world.model, world.partition, world.cuts, world.program, rank, comms[rank], **world.options)
-def each(what):
-    threads = [threading.Thread(target=what, args=(rank,)) for rank in range(2)]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
-def message(start, end, tag):
-    comms[start].send(end, tag, bytes(8))
-    comms[end].recv(start, tag, bytearray(8))
-each(opened)
-each(engines.pop)       # what watched over the first ones has ended
-each(opened)
-message(0, 1, 0)        # its end is never seen
-start = now = time.monotonic()
-pause = 0.0
-while now < start + 0.65 and world.region.aborted() is None:
-    with contextlib.suppress(tp.AbortedError):
-        message(1, 0, 8 << 48)
-        time.sleep(0.01)
-    before, now = now, time.monotonic()
-    pause = max(pause, now - before)
-print(world.region.aborted() is None or pause > 0.4)        # a busy machine's
-while world.region.aborted() is None and time.monotonic() < start + 20:
-    time.sleep(0.01)
-print(world.region.aborted())
-"""
-
-
-def test_no_message_is_late_while_the_device_goes_on(fake_nccl):
-    """A step's last messages are given to NCCL when it begins: where it took longer than the deadline they were late."""
-    goes, late = python(fake_nccl, "-c", LATE).splitlines()
-    assert goes == "True" and re.search(r"rank \d waited 0.5 s (to send a message to|for a message from) rank \d; rank", late), late
-
-
 def test_faults_while_ranks_meet_leave_no_call_on_a_communicator_in_progress(fake_nccl):
     """Of those that are ended, who finalized one with a call under way."""
     cases = [{"ranks": 3, "steps": 1, "fault": {"fail_at": at, "code": 6}} for at in range(1, HELLOS, 2)]

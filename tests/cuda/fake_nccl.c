@@ -65,6 +65,18 @@ fake_nccl_set(int fail_at, int code, int stuck_at, int looks, int new_version)
     calls = aborts = misuses = buffers = living = 0;
 }
 
+/* All communicators of so many ranks that are in use have that error from now on, which no call returns. */
+EXPORT void
+fake_nccl_spoil(int ranks, int error)
+{
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < group_count; i++)
+        for (int r = 0; r < groups[i]->ranks && groups[i]->ranks == ranks; r++)
+            if (groups[i]->member[r] != NULL)
+                groups[i]->member[r]->error = error;
+    pthread_mutex_unlock(&lock);
+}
+
 EXPORT void
 fake_nccl_refuse(int memory, int registration)
 {
@@ -428,8 +440,9 @@ FAKE(ncclCommRegister)(nc_comm c, void *data, size_t bytes, void **handle)
     misuses += buffers > 0 && (size_t)data % PAGE != 0; /* whole pages are: those of another's messages too */
     c->registered += *handle != NULL;
     int result = refuse(c);
+    c->looks = *handle != NULL ? looks_needed : 0;
     pthread_mutex_unlock(&lock);
-    return result;
+    return result == NC_SUCCESS && *handle != NULL ? NC_IN_PROGRESS : result;
 }
 
 FAKE(ncclCommDeregister)(nc_comm c, void *handle)
