@@ -44,11 +44,11 @@ def test_bits_do_not_depend_on_the_communicator(fake_nccl):
 def test_hand_over_that_waits_otherwise_ends_with_the_first_failure(fake_nccl):
     """One whose host looks for what the other never says, does, or has read."""
     cases = [{"mode": "inproc", "ways": 5, **end} for end in ({"dead": 0}, {"late": 0, "timeout_s": 0.3})]
-    cases += [{"mode": "inproc", "ways": ways, "lag": 1, "timeout_s": 0.5, "steps": 1} for ways in (2, 0)]
+    cases += [{"mode": "inproc", "ways": ways, "lag": 1, "timeout_s": 2.0, "steps": 1} for ways in (2, 0)]
     *ends, goes, lags, unknown = answers(fake_nccl, *cases, {"mode": "inproc", "ways": 8})
     for case, result in zip(cases, ends, strict=False):
         assert any(("killed" if "dead" in case else "waited 0.3 s") in text for text in result["told"]), result["told"]
-    first = "waited 0.5 s (for a message from rank 0|to send a message to rank 1) .receive of the activation"
+    first = "waited 2 s (for a message from rank 0|to send a message to rank 1) .receive of the activation"
     assert trained(goes) and any(re.search(first, text) for text in lags["told"]), lags["told"]  # it comes, and is never there
     assert all("ways is 8: 0 to 7 would be right" in text for text in unknown["told"] if "Aborted" not in text)
 
