@@ -6,6 +6,7 @@
     run = tp.launch(plan, data="corpus.txt", steps=200, out="runs/a")
 """
 import importlib
+import importlib.util
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -52,8 +53,17 @@ if TYPE_CHECKING:
     from .schedule import Program, Timeline
     from .train import RankRun, train
 
-# Where each public name is. A name is imported where it is first asked for: of a run's ranks, each a Python of its own, none
-# plans or captures, and the planners alone would take half of the time that it takes to start.
+import numpy  # noqa: F401 -- whole, before threads that ask for names at once come to it from several sides
+
+# What the rooms, and NumPy as it goes, import of the standard library: now, since a folder that a program puts into sys.path later,
+# or goes to, may have a queue.py of its own.
+for _name in ("array atexit base64 binascii bisect colorsys concurrent.futures copy dataclasses decimal errno fcntl fnmatch "
+              "fractions hashlib heapq hmac html inspect ipaddress json locale logging mmap ntpath pathlib platform pwd queue "
+              "random resource secrets select selectors shlex shutil signal socket statistics string subprocess sysconfig "
+              "tempfile threading tokenize traceback urllib.parse weakref zlib").split():
+    importlib.import_module(_name)
+
+# Where each public name is. A name is imported where it is first asked for: a run's ranks, each a Python of its own, ask for few.
 _ROOMS = {
     "": ("cuda", "devices", "mpi", "planners", "schedules", "zoo"),
     "capture": ("capture",),
@@ -96,13 +106,14 @@ class _Package(ModuleType):
             super().__setattr__(name, value)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("numpy")  # whole: a thread that asked for numpy.typing first would get in this one's way
-    room = _ROOM_OF[name]
-    module = importlib.import_module(f"{__name__}.{room or name}")
-    return globals().setdefault(name, getattr(module, name) if room else module)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        room = _ROOM_OF.get(name, "")
+        if name not in _ROOM_OF and (name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{__name__}.{room or name}")
+        return globals().setdefault(name, getattr(module, name) if room else module)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
-"""Where the command `terapipe`, which `python -m terapipe_c` is, too, begins. Ctrl-C may come as soon as one has typed it: before
-all that the command needs (NumPy: most of that time) is imported."""
+"""Where the command `terapipe`, which `python -m terapipe_c` is, too, begins. Ctrl-C may come before all that it needs is
+imported."""
 
 import sys
 

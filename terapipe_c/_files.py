@@ -17,7 +17,7 @@ from .config import brief
 _THERE = "the file is there: another name would be right"
 _HEAD = 1 << 16    # bytes of a file in which its mark is
 _DEEPEST = 500      # folders in each other that are made at once
-_ATTEMPTS = 100     # at making a folder in one that others remove meanwhile
+_ATTEMPTS = 5       # at making a folder in one that others remove meanwhile
 
 T = TypeVar("T")
 

@@ -27,6 +27,7 @@ import struct
 import sysconfig
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -250,7 +251,7 @@ def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[
                 raise
             raise InvalidValueError(f"data is {brief(data)}: no file's name is as long; of a text itself, its bytes, "
                                     "text.encode(), would be right") from None   # the system's own error would be all of the text
-        with naming(path):
+        with nullcontext() if tokenizer is not None else naming(path):     # an error of a tokenizer's network is not the file's
             return _open_file(path, tokenizer)
     if tokenizer is not None:
         raise InvalidValueError("tokenizer is for text files; data is an array of tokens already")
@@ -402,7 +403,8 @@ def _is_written(first: bytes, encoding: str) -> bool:
 
 def _tokenize(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with naming(path):
+            text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidValueError(f"{path}: not UTF-8 text at byte {error.start}, and a tokenizer needs text") from error
     tokens = tokenizer(text)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -93,11 +94,14 @@ def _setting_of_nccl(name: str) -> tuple[str, str]:
     first one first (its user guide, Environment Variables; ~/.nccl.conf is of those before 2.23)."""
     if name in os.environ:
         return os.environ[name], ""
-    for file in (os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf", "/etc/nccl.conf"):
-        with suppress(OSError, RuntimeError):     # no file, no home
-            for line in Path(file).expanduser().read_text(errors="replace").splitlines():
+    home = Path()
+    with suppress(KeyError):  # a user without an entry
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".nccl.conf"      # whatever HOME is (src/misc/param.cc)
+    for file in (os.environ.get("NCCL_CONF_FILE") or home, "/etc/nccl.conf"):
+        with suppress(OSError):
+            for line in Path(file).read_text(errors="replace").splitlines():
                 key, found, value = line.partition("=")
-                if found and key.strip() == name:
+                if found and key == name:
                     return value, f" in {file}"
     return "", ""
 

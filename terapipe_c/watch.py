@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from . import _core
 from ._threads import start_all
 from .environment import LAUNCHERS, Place
-from .worker import GRACE_S, interruption
+from .worker import GRACE_S, interruption, is_at_the_disk
 
 __all__ = ["Watch"]
 
@@ -102,7 +102,7 @@ class Watch:
                 self._region.abort("EABORTED", -1, f"{who} is gone")
                 self._force()
             if self._gpu and (why := self._region.aborted()) is not None:
-                self._failed_s = self._failed_s or time.monotonic()
+                self._failed_s = time.monotonic() if is_at_the_disk() else self._failed_s or time.monotonic()
                 if time.monotonic() - self._failed_s > STUCK_S:
                     self._give_up(why[2])
 

@@ -185,7 +185,8 @@ class _Training:
         except BaseException as error:
             if writer:
                 accuse(error, self.rank, self.region)   # before the folder goes, which the others may be about to write in
-                writer.abort()
+                with at_the_disk():
+                    writer.abort()
             elif isinstance(error, FileNotFoundError):
                 self._raise_first()
             raise
@@ -213,6 +214,23 @@ class _Training:
             time.sleep(0.01)
         if self.region.aborted() is not None:
             self.comm.barrier()
+
+
+_waits = [0]  # of this process's ranks for a disk
+
+
+@contextmanager
+def at_the_disk() -> Iterator[None]:
+    """Within it the rank waits for a disk, however long that takes: no GPU keeps it (watch.py)."""
+    _waits[0] += 1
+    try:
+        yield
+    finally:
+        _waits[0] -= 1
+
+
+def is_at_the_disk() -> bool:
+    return _waits[0] > 0
 
 
 def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Event], Any], leave: bool = False) -> Any:
@@ -243,17 +261,18 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Eve
     finally:
         in_vain.set()
         if not leave:
-            thread.join()   # it reads the engine's memory, and writes in a folder that may have to go
+            with at_the_disk():
+                thread.join()   # it reads the engine's memory, and writes in a folder that may have to go
 
 
 def while_others_meet(comm: _core.Comm, patience_s: float, work: Callable[[threading.Event], Any]) -> Any:
     """As :func:`meanwhile`, where the calling thread must do the work: the other one meets the ranks."""
-    in_vain, over = threading.Event(), threading.Event()
+    in_vain, over, gone = threading.Event(), threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
     def meet() -> None:
         try:
-            while True:
+            while not gone.is_set():
                 over.wait(min(patience_s / 4, MEET_S) if patience_s > 0 else MEET_S)
                 if all(comm.allgather(bytes([over.is_set()]))):
                     return
@@ -262,7 +281,7 @@ def while_others_meet(comm: _core.Comm, patience_s: float, work: Callable[[threa
             in_vain.set()
 
     thread = Worker(meet, name=f"what meets the ranks for {threading.current_thread().name}")
-    start_all([thread], lambda why: None)
+    start_all([thread], lambda why: gone.set())     # a signal handler may raise there
     try:
         result = work(in_vain)
         over.set()
@@ -286,7 +305,8 @@ def _in_time(tensors: Arrays, in_vain: threading.Event) -> Arrays:
     def read(name: str) -> NDArray[np.float32]:
         if in_vain.is_set():
             raise _core.AbortedError("the run, or this rank, has ended")
-        return tensors[name]
+        with at_the_disk():
+            return tensors[name]
 
     return OnDemand(tensors, read)
 

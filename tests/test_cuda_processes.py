@@ -2,11 +2,13 @@
 by launch and by a launcher's variables. Other tests of NCCL have ranks that are threads of one process."""
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,10 +198,10 @@ def test_settings_that_nccl_puts_before_what_it_is_asked_for_are_refused(process
 
 def test_settings_of_nccls_files_are_read_as_nccl_reads_them(processes, tmp_path, monkeypatch):
     """Its user guide, Environment Variables: a file sets what the environment, and the file before it, does not."""
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(tmp_path)))
     assert check_settings() == []
     (tmp_path / ".nccl.conf").write_text("# of this machine\nNCCL_DEBUG=WARN\nNCCL_COMM_BLOCKING=1\nNCCL_COMM_BLOCKING=0\n")
-    with pytest.raises(tp.InvalidValueError, match=r"NCCL_COMM_BLOCKING is 1 in ~/\.nccl\.conf: .* would be right"):
+    with pytest.raises(tp.InvalidValueError, match=r"NCCL_COMM_BLOCKING is 1 in .*/\.nccl\.conf: .* would be right"):
         launched(planned(2, "1f1b"), processes, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     other = tmp_path / "other.conf"

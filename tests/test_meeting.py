@@ -5,8 +5,9 @@ import time
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import _core
-from terapipe_c.worker import meanwhile, while_others_meet
+from terapipe_c import _core, watch, worker
+from terapipe_c.environment import Place
+from terapipe_c.worker import at_the_disk, meanwhile, while_others_meet
 
 PATIENCE_S = 3.0
 
@@ -73,3 +74,29 @@ def test_who_reads_hears_that_it_is_in_vain():
 def test_who_does_not_come_is_missed():
     ends = together((while_others_meet, read_for(20)), (lambda *ignored: None, None))
     assert isinstance(ends[0], tp.DeadlineError) and "rank 1" in str(ends[0])
+
+
+def test_a_signal_handler_that_raises_as_the_thread_starts_keeps_nobody(monkeypatch):
+    class Preempted(worker.Worker):
+        def start(self):
+            super().start()
+            raise SystemExit(1)
+
+    def preempted(*args):
+        monkeypatch.setattr(worker, "Worker", Preempted)
+        return while_others_meet(*args)
+
+    ends = together((preempted, read_for(20)), (lambda *args: time.sleep(0.2) or meanwhile(*args), read_for(0)))
+    assert isinstance(ends[0], SystemExit) and not isinstance(ends[1], tuple)
+
+
+def test_a_rank_that_waits_for_a_disk_is_no_gpus(monkeypatch):
+    """Behind a failure: what has been written is brought to the disk, and a folder removed, before the thread ends."""
+    ended, region = threading.Event(), _core.Region.create(1, bytes(1), 0, 64, False)
+    monkeypatch.setattr(watch, "STUCK_S", 0.5)
+    monkeypatch.setattr(watch.os, "_exit", lambda code: ended.set())
+    with watch.Watch(region, Place("torchrun", 0, 1, 0, "localhost", 1, 1, ""), gpu=True):
+        with at_the_disk():
+            region.abort("ERUNTIME", 0, "rank 0 failed")
+            assert not ended.wait(2)
+        assert ended.wait(10)

@@ -129,6 +129,7 @@ def test_each_public_name_is_imported_from_where_the_type_checker_sees_it() -> N
     "from terapipe_c import *; assert callable(plan) and plan.__name__ == 'plan' and schedules.gpipe",
     "import terapipe_c as tp; tp.plan; import terapipe_c.plan; assert callable(tp.plan) and tp.planners.balance",
     "import terapipe_c as tp; tp.plan = 1; assert tp.plan == 1; del tp.plan; assert callable(tp.plan)",
+    "import terapipe_c as tp; assert tp.config.GPTConfig is tp.GPTConfig and tp.watch.Watch",
     "import pickle, terapipe_c as tp; assert pickle.loads(pickle.dumps(tp.plan)) is tp.plan",
     "import terapipe_c as tp; assert not hasattr(tp, 'nothing') and not hasattr(tp, 'request')"])  # fmt: skip
 def test_a_public_name_is_never_the_module_that_it_is_in(script: str) -> None:
@@ -156,12 +157,48 @@ def test_threads_may_ask_for_the_public_names_at_once() -> None:
         subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_rank_imports_no_planner() -> None:
-    script = Path(tp.__file__).with_name("_rank.py").read_text()
-    imports = "\n".join(line.strip() for line in script.splitlines() if line.startswith("        from terapipe_c"))
-    assert "worker" in imports
-    asked = imports + "\nimport sys; print(sum(name.startswith('terapipe_c.plan') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, text=True).stdout == "0\n"
+LATE = """if 1:       # what a rank looks for in the launcher's sys.path
+    import os, sys
+    class Told:
+        def find_spec(name, path, target=None):
+            if path is None and "TERAPIPE_SYS_PATH" not in os.environ:
+                say(name)
+    def say(name):
+        with open(os.path.join(os.environ["LATE"], str(os.getpid())), "a") as file:
+            file.write(name + "\\n")
+    if any(word.endswith("_rank.py") for word in sys.orig_argv):
+        sys.meta_path.insert(0, Told)
+        say("rank")
+"""
+
+
+def test_what_comes_into_sys_path_later_shadows_no_module_of_the_standard_library(tmp_path: Path) -> None:
+    """A notebook's folder with a queue.py, say, behind `import terapipe_c`: nothing of that name is imported any more by then."""
+    names = set()
+    for path in Path(tp.__file__).parent.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.add((node.module or "").partition(".")[0])
+    ours = sorted((names & set(sys.stdlib_module_names)) - {"__future__", "argparse"})      # of the command alone
+    assert "queue" in ours
+    script = f"import sys, terapipe_c; print(*(name for name in {ours!r} if name not in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "\n"
+    # a rank's are those of the launcher's sys.path from some moment on
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    (tmp_path / "late").mkdir()
+    script = f"""if 1:
+        import terapipe_c as tp
+        model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=8, vocab_size=61, block_size=16)
+        plan = tp.plan(model, tp.Cluster(2), batch=2, seq_len=8, stages=2, planner="uniform")
+        for steps in (2, 4):
+            tp.launch(plan, [*range(61)] * 50, steps=steps, progress=False, out={str(tmp_path / "run")!r}, checkpoint_every=1,
+                      eval_every=1, resume=steps > 2).wait()"""
+    paths = f"{tmp_path}{os.pathsep}{Path(tp.__file__).parents[1]}"
+    there = {"PYTHONPATH": paths, "LATE": str(tmp_path / "late")}
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **there})
+    assert [file.read_text() for file in (tmp_path / "late").iterdir()] == ["rank\n"] * 4
 
 
 @pytest.mark.parametrize("module", [tp, tp.planners, tp.schedules, tp.cuda, tp.mpi, tp.zoo, tp.devices])

@@ -36,6 +36,7 @@ def shown(plan: tp.Plan, run: tp.Run, checkpoint: tp.Checkpoint, program: tp.Pro
     tp.Dataset(3.5, 8, 1)                                                 # error: "Dataset"
     tp.generate(checkpoint.params, "def ")                                # error: "generate"
     program.makespan(3)                                                   # error: "makespan"
+    tp.plann(1)                                                           # error: "plann"
 """
 
 
