@@ -285,6 +285,7 @@ def while_others_meet(comm: _core.Comm, patience_s: float, work: Callable[[threa
     try:
         result = work(in_vain)
         over.set()
+        thread.join()
     except BaseException as error:
         first = errors.copy()
         accuse(error, comm.rank, comm.region)       # or the thread, and the other ranks, would wait for this one
@@ -292,7 +293,6 @@ def while_others_meet(comm: _core.Comm, patience_s: float, work: Callable[[threa
         if not first or isinstance(error, KeyboardInterrupt):
             errors.clear()      # they and these frames, with the engine, would keep each other
             raise
-    thread.join()
     if errors:
         raise errors.pop()
     return result

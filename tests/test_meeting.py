@@ -90,6 +90,29 @@ def test_a_signal_handler_that_raises_as_the_thread_starts_keeps_nobody(monkeypa
     assert isinstance(ends[0], SystemExit) and not isinstance(ends[1], tuple)
 
 
+def test_ctrl_c_while_others_still_read_leaves_no_thread_with_the_communicator(monkeypatch):
+    """The caller closes it next."""
+    class Interrupted(worker.Worker):
+        def join(self, timeout=None):
+            if not joined:
+                joined.append(self)
+                raise KeyboardInterrupt
+            super().join(timeout)
+
+    joined, left = [], []
+
+    def interrupted(*args):
+        monkeypatch.setattr(worker, "Worker", Interrupted)
+        try:
+            return while_others_meet(*args)
+        finally:
+            left.append(joined[0].is_alive())
+
+    ends = together((interrupted, read_for(0)), (lambda *args: time.sleep(0.2) or meanwhile(*args), read_for(1)))
+    assert isinstance(ends[0], KeyboardInterrupt) and left == [False]
+    assert isinstance(ends[1], tp.AbortedError) and "rank 0 was interrupted" in str(ends[1])
+
+
 def test_a_rank_that_waits_for_a_disk_is_no_gpus(monkeypatch):
     """Behind a failure: what has been written is brought to the disk, and a folder removed, before the thread ends."""
     ended, region = threading.Event(), _core.Region.create(1, bytes(1), 0, 64, False)
