@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from .generate import generate
     from .interop import export_hf, import_hf
     from .launch import Record, Run, launch, runs
-    from .plan import Plan, plan
+    from .plan import Plan
     from .planners import max_batch
+    from .planning.entrance import plan
     from .profiling import profile
     from .report import Report
     from .schedule import Program, Timeline
@@ -77,8 +78,9 @@ _ROOMS = {
     "generate": ("generate",),
     "interop": ("export_hf", "import_hf"),
     "launch": ("Record", "Run", "launch", "runs"),
-    "plan": ("Plan", "plan"),
+    "plan": ("Plan",),
     "planners": ("max_batch",),
+    "planning.entrance": ("plan",),
     "profiling": ("profile",),
     "report": ("Report",),
     "schedule": ("Program", "Timeline"),
@@ -99,10 +101,10 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """`tp.plan` is the function: not the module that it is in, which the import system sets when something imports that."""
+    """`tp.plan` is the function: not the module of its name, which the import system sets when something imports that."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (isinstance(value, ModuleType) and _ROOM_OF.get(name) == name):
+        if not (isinstance(value, ModuleType) and _ROOM_OF.get(name)):
             super().__setattr__(name, value)
 
 

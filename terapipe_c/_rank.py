@@ -65,7 +65,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us
     continue_at_launchers_end()
     with ending_with(int(sys.argv[-1])):
-        from terapipe_c import checkpoint, data, device_comm, engine, mapped, mpi, plan  # noqa: F401 -- what main would, later
+        from terapipe_c import checkpoint, data, device_comm, engine, mapped, mpi  # noqa: F401 -- what main would, later
+        from terapipe_c.plan import Plan  # noqa: F401
         from terapipe_c.worker import main
     take_paths()
     sys.exit(main(sys.argv[1:]))

@@ -222,7 +222,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     import terapipe_c as tp
 
     from .backend import choose
-    from .plan import costs_on
+    from .planning.entrance import costs_on
     from .planning.request import check_request
 
     model, source = _model(args), args.costs or ("profile" if args.devices is None else "analytic")

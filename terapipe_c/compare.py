@@ -16,7 +16,8 @@ from ._files import write_new
 from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
 from .explain import restriction
-from .plan import Plan, costs_on, plan
+from .plan import Plan
+from .planning.entrance import costs_on, plan
 from .planning.request import PLANNERS, check_request
 from .progress import planning
 from .view import comparison_svg

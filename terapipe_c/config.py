@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Cluster", "GPTConfig"]
 
 KINDS = ("embedding", "attention", "ffn", "head")
+LONG = 1e250             # most seconds: their sums and products stay finite
 
 
 class Block(NamedTuple):

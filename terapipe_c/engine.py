@@ -329,7 +329,7 @@ def _check_tokens(model: GPTConfig, tokens: Any) -> NDArray[np.int32]:
 
 
 def _normal_slicing(slicing: Any, batch: int, seq_len: int) -> list[tuple[int, list[int]]]:
-    from .planning.request import check_slicing
+    from .partition import check_slicing
 
     if slicing is None:
         slicing = [seq_len]

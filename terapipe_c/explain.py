@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .backend import choose
 from .config import counted, human_bytes, human_count, human_gap, human_seconds
 from .guests import guest_bytes, hosts
-from .planning.judge import SLICED
 from .schedule import idle_causes
+from .schedules import SLICED
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from ._core import InvalidTypeError, InvalidValueError
 from .config import KINDS, GPTConfig, brief, whole
 
-__all__ = ["block_counts", "block_params", "check_partition", "equal_lengths", "even_partition", "updated_of_kind",
+__all__ = ["block_counts", "block_params", "check_partition", "check_slicing", "equal_lengths", "even_partition", "updated_of_kind",
            "updated_params"]
 
 
@@ -91,3 +92,32 @@ def even_partition(model: GPTConfig, stages: int) -> list[tuple[int, int]]:
         lengths = equal_lengths(model.num_blocks, stages)
     ends = list(itertools.accumulate(lengths))
     return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """A slicing as a tuple, checked to cover ``batch`` sequences of ``seq_len`` tokens. slicing: in the paper's notation,
+    [(sequences, [slice lengths]), ...], or an int M (one sequence a micro-batch, M slices)."""
+    if not isinstance(slicing, (list, tuple)):
+        try:
+            operator.index(slicing)
+        except TypeError:
+            raise InvalidValueError(f"slicing is {brief(slicing)}: a whole number, of slices of each sequence, or a list "
+                                    "[(sequences, [slice lengths]), ...] would be right") from None
+        parts = whole("slicing", slicing)
+        if parts > seq_len:
+            raise InvalidValueError(f"slicing is {parts} slices of seq_len = {seq_len} tokens: at most {seq_len} would be right")
+        return ((1, tuple(equal_lengths(seq_len, parts))),) * batch
+    result = []
+    for q, entry in enumerate(slicing):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], str) \
+                or not isinstance(entry[1], Iterable) or getattr(entry[1], "ndim", 1) != 1:
+            raise InvalidValueError(f"slicing[{q}] is {brief(entry)}: (sequences, [slice lengths]) would be right")
+        size = whole(f"slicing[{q}]'s micro-batch", entry[0])
+        lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n) for i, n in enumerate(entry[1]))
+        if sum(lengths) != seq_len:
+            raise InvalidValueError(f"slicing[{q}]'s lengths sum to {sum(lengths)}: seq_len = {seq_len} would be right")
+        result.append((size, lengths))
+    covered = sum(b for b, _ in result)
+    if covered != batch:
+        raise InvalidValueError(f"slicing covers {covered} sequences: batch = {batch} would be right")
+    return tuple(result)

@@ -18,6 +18,14 @@ from .config import brief
 __all__ = ["OPS", "Program", "bpipe", "chimera", "dualpipe_v", "gpipe", "hanayo", "interleaved", "looped_bfs", "one_f_one_b",
            "pipedream", "seq1f1b", "sliced_1f1b", "zb_h1", "zb_h2", "zb_v"]  # fmt: skip
 
+# What planners call the builders, and what kinds of them there are.
+ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
+ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
+CHIMERA = "chimera"  # two copies of the model, one pipeline down the ranks and one up
+LOOPED = "looped-bfs"  # as interleaved, breadth first: every stage of a rank does all micro-batches before the next does
+PIPEDREAM = "pipedream"  # each micro-batch has its update, by gradients of weights that others have updated since
+SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
+
 _GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED, _LOOPED_BFS, _ZB_H1, _ZB_H2 = range(7)  # tp_schedule of csrc/sched/sched.h
 
 

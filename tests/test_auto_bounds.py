@@ -19,9 +19,10 @@ from terapipe_c.planning.bounds import (
     order_bound_s,
     stages_bound_s,
 )
-from terapipe_c.planning.judge import CHIMERA, LOOPED, ORDERS, PIPEDREAM, SLICED, ZIGZAG, Savings, possible
+from terapipe_c.planning.judge import ORDERS, Savings, possible
 from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, ROUND, check_request, has_chunks
 from terapipe_c.planning.singles import chunk_counts, chunks_left_out
+from terapipe_c.schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZIGZAG
 
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s"))
 

@@ -9,7 +9,7 @@ from terapipe_c import _core
 from terapipe_c.config import KINDS, Cluster, GPTConfig
 from terapipe_c.cost import PHASES, CostModel, Curve, slicing_arrays
 from terapipe_c.partition import block_counts, equal_lengths, even_partition
-from terapipe_c.plan import plan
+from terapipe_c.planning.entrance import plan
 from terapipe_c.profiling import _slicings
 
 MODEL = GPTConfig(n_layer=3, n_head=4, n_embd=64, vocab_size=256, block_size=96)

@@ -12,24 +12,10 @@ from terapipe_c.cost import CostModel, filled
 from terapipe_c.engine import dimensions, saves_bytes
 from terapipe_c.guests import BPIPE, guest_bytes
 from terapipe_c.links import Links
-from terapipe_c.plan import plan
-from terapipe_c.planning.judge import (
-    CHIMERA,
-    LOOPED,
-    NOTHING,
-    ORDERS,
-    PIPEDREAM,
-    SLICED,
-    SLIGHT,
-    ZERO_BUBBLE,
-    Candidate,
-    Judge,
-    Replicas,
-    Savings,
-    possible,
-    saving,
-)
+from terapipe_c.planning.entrance import plan
+from terapipe_c.planning.judge import NOTHING, ORDERS, SLIGHT, Candidate, Judge, Replicas, Savings, possible, saving
 from terapipe_c.planning.request import JOINT, ROUND, has_chunks
+from terapipe_c.schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE
 
 NAMES = (*JOINT, BPIPE, CHIMERA)
 CLUSTER = Cluster(num_devices=8, memory_bytes=16e9, link_latency_s=3e-6, link_bandwidth_Bps=1e8, peak_flops=1e10)

@@ -14,8 +14,9 @@ from terapipe_c import _core, schedules
 from terapipe_c.cost import CostModel
 from terapipe_c.links import Links, rank_of
 from terapipe_c.planning.bounds import bound_s, least_work_s, whole_bound_s
-from terapipe_c.planning.judge import SLICED, ZIGZAG, Judge, possible
+from terapipe_c.planning.judge import Judge, possible
 from terapipe_c.planning.request import JOINT, has_chunks
+from terapipe_c.schedules import SLICED, ZIGZAG
 
 MODEL = tp.GPTConfig(n_layer=5, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 NEAR = {"node_link_latency_s": 1e-6, "node_link_bandwidth_Bps": 1e9}

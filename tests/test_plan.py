@@ -10,8 +10,10 @@ import pytest
 from terapipe_c import InfeasibleError, planners
 from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, Curve
-from terapipe_c.partition import check_partition, even_partition
-from terapipe_c.plan import Plan, check_slicing, format_slicing, plan
+from terapipe_c.explain import format_slicing
+from terapipe_c.partition import check_partition, check_slicing, even_partition
+from terapipe_c.plan import Plan
+from terapipe_c.planning.entrance import plan
 from terapipe_c.planning.judge import Judge
 from terapipe_c.planning.request import PLANNERS, choose_granularity
 from terapipe_c.schedules import Program

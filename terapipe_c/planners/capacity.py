@@ -110,7 +110,7 @@ def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
 def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, planner: Any, costs: Any,
               seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> Callable[[int], Plan]:
     """A function from a micro-batch's size to ``tp.plan``'s plan for the engine."""
-    from ..plan import plan
+    from ..planning.entrance import plan
 
     if not isinstance(model, GPTConfig) or cluster is None:
         raise InvalidTypeError("executable is True: a GPTConfig as model and its cluster, for tp.plan, would be right")

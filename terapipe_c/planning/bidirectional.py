@@ -20,9 +20,10 @@ from .. import planners
 from .._core import DeadlineError, InfeasibleError
 from ..config import counted
 from ..partition import equal_lengths, even_partition
+from ..schedules import CHIMERA
 from .bounds import bound_s, least_work_s
 from .deadline import check_time, late, share
-from .judge import CHIMERA, SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, rounded
+from .judge import SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, rounded
 from .search import grids
 from .starts import StageCost, balanced, uniform
 

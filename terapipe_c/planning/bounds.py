@@ -16,7 +16,8 @@ from ..config import KINDS
 from ..cost import PHASES, CostModel
 from ..links import Links, rank_of
 from ..partition import updated_of_kind
-from .judge import LOOPED, ORDERS, SLICED, ZIGZAG
+from ..schedules import LOOPED, SLICED, ZIGZAG
+from .judge import ORDERS
 from .request import ROUND, Request
 from .starts import kind_seconds, whole_sequences
 

@@ -44,23 +44,10 @@ from .._core import DeadlineError, Error, InfeasibleError
 from ..config import counted, human_seconds
 from ..guests import BPIPE
 from ..partition import equal_lengths
+from ..schedules import CHIMERA, SLICED, ZERO_BUBBLE, ZIGZAG
 from .bounds import AT_ONCE, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s, whole_bound_s
 from .deadline import check_time, late, limited, share
-from .judge import (
-    CHIMERA,
-    SLICED,
-    SLIGHT,
-    ZERO_BUBBLE,
-    ZIGZAG,
-    Candidate,
-    Cut,
-    Judge,
-    Micro,
-    lightest,
-    pace,
-    possible,
-    rounded,
-)
+from .judge import SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, possible, rounded
 from .ladder import unlimited
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of

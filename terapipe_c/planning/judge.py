@@ -24,16 +24,10 @@ from ..engine import cut_least, cut_stages, dimensions, rank_memory, saves_bytes
 from ..guests import BPIPE, guest_bytes, guest_seconds
 from ..links import Links, of_copies, rank_of
 from ..partition import block_counts, updated_params
-from ..schedules import Program
+from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
-ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
-ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
-CHIMERA = "chimera"  # two copies of the model, one pipeline down the ranks and one up
-LOOPED = "looped-bfs"  # as interleaved, breadth first: every stage of a rank does all micro-batches before the next does
-PIPEDREAM = "pipedream"  # each micro-batch has its update, by gradients of weights that others have updated since
-SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 # The C core's numbers for schedules (csrc/plan/judge.h).
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, LOOPED: 4, "zb-h1": 5, "zb-h2": 6, "zb-v": 8, "dualpipe-v": 9,
           "hanayo": 10, SLICED: 11, BPIPE: 12, CHIMERA: 13, PIPEDREAM: 14}

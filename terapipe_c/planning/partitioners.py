@@ -12,10 +12,11 @@ from functools import cache
 from .. import planners
 from .._core import DeadlineError, InfeasibleError
 from ..config import counted
+from ..schedules import CHIMERA, SLICED, ZIGZAG
 from .bidirectional import plan_both_ways
 from .bounds import bound_s, least_of_kinds, least_work_s, stages_bound_s
 from .deadline import check_time, late, share
-from .judge import CHIMERA, SLICED, SLIGHT, ZIGZAG, Candidate, Judge, lightest, pace
+from .judge import SLIGHT, Candidate, Judge, lightest, pace
 from .ladder import plan_stages
 from .request import SWAPPERS, Request
 from .search import search

@@ -1,8 +1,7 @@
 """Checks ``tp.plan``'s arguments before any work (:func:`check_request`), and holds them for the planners (:class:`Request`)."""
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,29 +10,16 @@ import numpy as np
 from .. import planners
 from .._core import MODEL_LAYERS, InvalidTypeError, InvalidValueError
 from ..backend import heads_refused
-from ..config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
+from ..config import LONG, Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
 from ..cost import PHASES, CostModel
 from ..guests import BPIPE
 from ..links import Links
-from ..partition import check_partition, equal_lengths
-from .judge import (
-    CHIMERA,
-    LOOPED,
-    NOTHING,
-    PIPEDREAM,
-    SLICED,
-    ZERO_BUBBLE,
-    ZIGZAG,
-    Cut,
-    Judge,
-    Micro,
-    Replicas,
-    Savings,
-    possible,
-)
+from ..partition import check_partition, check_slicing
+from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG
+from .judge import NOTHING, Cut, Judge, Micro, Replicas, Savings, possible
 from .starts import StageCost
 
-__all__ = ["PLANNERS", "Request", "check_request", "check_slicing"]
+__all__ = ["PLANNERS", "Request", "check_request"]
 
 # The planners that tp.plan knows: ours, those of the papers, and the baselines.
 PLANNERS = ("auto", "terapipe", "uniform", "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe",
@@ -51,40 +37,10 @@ SCHEDULES = ("auto", *AUTO, *ROUND, SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZA
 _MOST = 65536                             # most micro-batches of a program
 _LARGE = 65536                            # up to so many (slices x stages) of a program the search is quick
 _FEW_SLICES = 8                           # a sequence may have so many slices however large the program gets
-LONG = 1e250                              # most seconds: their sums and products stay finite
 SEVERAL = (*ROUND, *ZIGZAG)        # schedules with several stages a rank
 _MANY = (*ROUND, "hanayo")                # those that can have more than two
 JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # schedules that the joint search weighs
 BY_NAME = (BPIPE, CHIMERA)                # schedules for which it only asks planners by name
-
-
-def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
-    """A slicing as a tuple, checked to cover ``batch`` sequences of ``seq_len`` tokens. slicing: in the paper's notation,
-    [(sequences, [slice lengths]), ...], or an int M (one sequence a micro-batch, M slices)."""
-    if not isinstance(slicing, (list, tuple)):
-        try:
-            operator.index(slicing)
-        except TypeError:
-            raise InvalidValueError(f"slicing is {brief(slicing)}: a whole number, of slices of each sequence, or a list "
-                                    "[(sequences, [slice lengths]), ...] would be right") from None
-        parts = whole("slicing", slicing)
-        if parts > seq_len:
-            raise InvalidValueError(f"slicing is {parts} slices of seq_len = {seq_len} tokens: at most {seq_len} would be right")
-        return ((1, tuple(equal_lengths(seq_len, parts))),) * batch
-    result = []
-    for q, entry in enumerate(slicing):
-        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], str) \
-                or not isinstance(entry[1], Iterable) or getattr(entry[1], "ndim", 1) != 1:
-            raise InvalidValueError(f"slicing[{q}] is {brief(entry)}: (sequences, [slice lengths]) would be right")
-        size = whole(f"slicing[{q}]'s micro-batch", entry[0])
-        lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n) for i, n in enumerate(entry[1]))
-        if sum(lengths) != seq_len:
-            raise InvalidValueError(f"slicing[{q}]'s lengths sum to {sum(lengths)}: seq_len = {seq_len} would be right")
-        result.append((size, lengths))
-    covered = sum(b for b, _ in result)
-    if covered != batch:
-        raise InvalidValueError(f"slicing covers {covered} sequences: batch = {batch} would be right")
-    return tuple(result)
 
 
 def _check_work(costs: CostModel, model: GPTConfig, cluster: Cluster, batch: int, seq_len: int) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 from ..cost import PHASES
 from ..guests import BPIPE
 from ..partition import even_partition
+from ..schedules import LOOPED, SLICED, ZERO_BUBBLE, ZIGZAG
 from .deadline import late, share
-from .judge import LOOPED, SLICED, SLIGHT, ZERO_BUBBLE, ZIGZAG, Candidate, Cut, Judge, Micro, as_built, pace, possible
+from .judge import SLIGHT, Candidate, Cut, Judge, Micro, as_built, pace, possible
 from .starts import NEAR, block_ticks, by_pairs, ends_apart, estimate, over_ranks, slicing_seeds, starts_on
 
 _STARTS = 3           # so many starts of a search descend

@@ -9,9 +9,10 @@ from functools import partial, reduce
 
 from .._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
 from ..guests import evicts
+from ..schedules import CHIMERA, LOOPED, SLICED
 from .bounds import again_bound_s
 from .deadline import late, limited, share, without
-from .judge import CHIMERA, LOOPED, SLICED, SLIGHT, Judge, lightest, possible
+from .judge import SLIGHT, Judge, lightest, possible
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
 from .request import (

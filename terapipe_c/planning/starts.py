@@ -14,8 +14,9 @@ from .._core import BMPIPE_LAYERS, DeadlineError
 from ..config import KINDS, GPTConfig
 from ..cost import PHASES, CostModel
 from ..partition import equal_lengths, even_partition, updated_of_kind
+from ..schedules import SLICED, ZERO_BUBBLE
 from .deadline import late
-from .judge import SLICED, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded, updates_of
+from .judge import Candidate, Cut, Judge, Micro, pace, possible, rounded, updates_of
 
 if TYPE_CHECKING:
     from .request import Request
