@@ -139,9 +139,11 @@ def test_a_public_name_is_never_the_module_that_it_is_in(script: str) -> None:
 def test_a_rank_imports_no_planner() -> None:
     """They were a seventh of what a rank's start took, and a rank is given its plan."""
     tree = ast.parse(Path(tp.__file__).with_name("_rank.py").read_text())
-    there = [node for with_ in ast.walk(tree) if isinstance(with_, ast.With) for node in with_.body if isinstance(node, ast.ImportFrom)]
+    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.With))
+    there = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
     assert {alias.name for node in there for alias in node.names} >= {"engine", "main", "Plan"}
-    script = "\n".join(map(ast.unparse, there)) + "\nimport sys; print(*(name for name in sys.modules if 'terapipe_c.plann' in name))"
+    told = "import sys; print(*(name for name in sys.modules if 'terapipe_c.plann' in name))"
+    script = "\n".join([*map(ast.unparse, there), told])
     assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "\n"
 
 
