@@ -201,11 +201,16 @@ class _Training:
         """All that this rank saves, by the names of a checkpoint; no more once that is in vain."""
         each = getattr(self.engine, "export_each", lambda kind: self.engine.export(kind).items())
         for kind in ("params", *MOMENTS):
-            for name, array in each(kind):
+            with _by_the_engine():
+                pairs = iter(each(kind))
+                name, array = next(pairs, ("", None))
+            while array is not None:
                 if in_vain.is_set():
                     return
                 yield name if kind == "params" else f"{kind}.{name}", array
                 del array       # before the next one is made
+                with _by_the_engine():
+                    name, array = next(pairs, ("", None))
 
     def _raise_first(self) -> None:
         """Raise the error of a rank that failed just before, if there is one; from other machines that news may take a while."""
@@ -217,6 +222,7 @@ class _Training:
 
 
 _waits = [0]  # of this process's ranks for a disk
+_exports = [0]  # by their engines, of which a disk's thread waits for one
 
 
 @contextmanager
@@ -229,8 +235,18 @@ def at_the_disk() -> Iterator[None]:
         _waits[0] -= 1
 
 
+@contextmanager
+def _by_the_engine() -> Iterator[None]:
+    """Within it a disk's thread waits for the engine, and who waits for that thread does so for a GPU."""
+    _exports[0] += 1
+    try:
+        yield
+    finally:
+        _exports[0] -= 1
+
+
 def is_at_the_disk() -> bool:
-    return _waits[0] > 0
+    return _waits[0] > 0 and _exports[0] == 0
 
 
 def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Event], Any], leave: bool = False) -> Any:

@@ -1,6 +1,7 @@
 """Ranks that wait while others read from a disk for longer than a rank may wait for another: terapipe_c/worker.py."""
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,3 +124,24 @@ def test_a_rank_that_waits_for_a_disk_is_no_gpus(monkeypatch):
             region.abort("ERUNTIME", 0, "rank 0 failed")
             assert not ended.wait(2)
         assert ended.wait(10)
+
+
+def test_a_gpu_that_keeps_the_thread_of_a_disk_is_none(monkeypatch):
+    """What a checkpoint is made of comes from the device, whose copies may never end."""
+    ended, region = threading.Event(), _core.Region.create(1, bytes(1), 0, 64, False)
+    monkeypatch.setattr(watch, "STUCK_S", 0.5)
+    monkeypatch.setattr(watch.os, "_exit", lambda code: ended.set())
+    training = worker._Training.__new__(worker._Training)
+
+    def export_each(kind):
+        yield kind, 0
+        ended.wait(20)
+
+    with watch.Watch(region, Place("torchrun", 0, 1, 0, "localhost", 1, 1, ""), gpu=True):
+        for export in ({"export_each": export_each}, {"export": lambda kind: ended.wait(20) and {}}):
+            ended.clear()
+            training.engine = SimpleNamespace(**export)
+            with at_the_disk():     # who waits for that thread
+                region.abort("ERUNTIME", 0, "rank 0 failed")
+                list(training._tensors(threading.Event()))
+                assert ended.is_set()
