@@ -193,7 +193,7 @@ TP_KERNEL(case_wgmma, case_args)
 }
 
 /* What is wrong where one warp loads and another reads. */
-enum { NO_FULL = 1, NO_FREE, MANY, TWICE, LEFT, OTHER_COUNT, NO_INIT, NO_LANES, SEVEN };
+enum { NO_FULL = 1, NO_FREE, MANY, TWICE, LEFT, OTHER_COUNT, NO_INIT, NO_LANES, SEVEN, OTHER_WARPS };
 
 /* Four rows of 32 of x, each reversed, are y: warp 0 loads them into two stages, warp 1 reads; then both meet at barrier 1. */
 TP_KERNEL(case_pipeline, case_args)
@@ -235,6 +235,8 @@ TP_KERNEL(case_pipeline, case_args)
         TP_NAMED_SYNC(1, 64);
     if (a.fault == SEVEN)
         TP_NAMED_SYNC(16, 64);
+    if (a.fault == OTHER_WARPS)
+        TP_NAMED_SYNC(2, 32); /* each warp by itself */
 }
 
 tp_status

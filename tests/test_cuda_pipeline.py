@@ -42,6 +42,7 @@ FAULTS = {
     6: "of (64|32) threads, others, at tests/simt_cases.cu:.*, as of (64|32)",
     7: "the barrier at byte .* of shared memory was not initialised",
     9: "named barrier 16 of 64 threads, in a block of 64",
+    10: "named barrier 2 is of other warps than before",
 }
 READ = "reads shared memory that nobody has written|touches what an asynchronous copy may be writing|no barrier between"
 RACES = {

@@ -42,10 +42,11 @@ typedef struct {
     int group;
 } simt_copy; /* size 0: an arrival at the barrier `shared` when all before it are there */
 
-/* A named barrier: who has come to its phase now. */
+/* A named barrier: who has come to its phase now; warps: a bit each, of this phase and of the one before. */
 typedef struct {
     const char *site;
     int threads, come, phase;
+    uint32_t warps, warps_before;
 } simt_named;
 
 typedef struct {

@@ -2,7 +2,8 @@
  * A copy is done as late as can be: at the wait that covers it, or, where its thread arrives for it at a barrier, when no thread of
  * the block can run; or at once, by tp_simt_set_order(4). Who reads or writes too early gets other numbers in one of the two.
  * Also checked: arrivals are as many as a phase counts, nobody waits for a phase that is not the present or the last one, nobody
- * comes twice to one phase of a named barrier, all come with the same count, nobody is left there, and nobody waits for ever. */
+ * comes twice to one phase of a named barrier, all come with the same count and the same warps to each phase (those of another set
+ * might mix with them: four warps of two groups are 128 threads, too), nobody is left there, and nobody waits for ever. */
 #include "cuda/pipeline.h"
 
 #include "cuda/emu/machine.h"
@@ -118,6 +119,7 @@ tp_simt_named(const char *site, int name, int threads, int waits)
     fiber->named_phase[name] = n->phase + 1;
     n->site = site;
     n->threads = threads;
+    n->warps |= (uint32_t)1 << m->current / TP_WARP;
     tp_race_come(n, m->current, 0);
     if (++n->come < threads) {
         fiber->named_name = name;
@@ -127,6 +129,10 @@ tp_simt_named(const char *site, int name, int threads, int waits)
         }
         return;
     }
+    if (n->phase > 0 && n->warps != n->warps_before)
+        tp_simt_fail(m, "%s: named barrier %d is of other warps than before: one name for each set would be right", site, name);
+    n->warps_before = n->warps;
+    n->warps = 0;
     n->come = 0;
     n->phase++;
     tp_race_over(n);
