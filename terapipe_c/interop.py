@@ -177,9 +177,11 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, OnDemand]:
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"{'this is a file' if folder.exists() else 'nothing is here'}: a folder with a "
                                 "config.json and safetensors, as save_pretrained writes it, would be right", str(folder))
-    if not os.path.lexists(folder / "config.json"):
+    try:
+        os.lstat(folder / "config.json")
+    except FileNotFoundError:       # and not where the folder may not be looked into
         raise FileNotFoundError(errno.ENOENT, "no config.json is here: a folder with that and safetensors, as save_pretrained "
-                                "writes it, would be right", str(folder))
+                                "writes it, would be right", str(folder)) from None
     model = _model_of(folder / "config.json")
     found: dict[str, tuple[Path, TensorSpec]] = {}
     for path in _tensor_files(folder):

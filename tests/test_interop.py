@@ -327,6 +327,16 @@ def test_import_names_missing_files(tmp_path):
         import_hf(tmp_path)
 
 
+def test_a_folder_that_may_not_be_looked_into_is_not_said_to_have_no_config(tmp_path, monkeypatch):
+    def denied(path, *args, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+
+    hf_folder(tmp_path)
+    monkeypatch.setattr(os, "lstat", denied)    # as root, whom no mode stops, sees it
+    with pytest.raises(PermissionError, match="config.json"):
+        import_hf(tmp_path)
+
+
 def test_what_is_no_folder_of_transformers_is_said_to_be_none(tmp_path):
     (tmp_path / "ckpt.pt").write_bytes(b"PK\x03\x04")
     for path, words in ((tmp_path / "ckpt.pt", "this is a file"), ("openai-community/gpt2", "nothing is here")):
