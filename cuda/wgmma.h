@@ -124,6 +124,9 @@ void
 tp_simt_wgmma_commit(const char *site);
 void
 tp_simt_wgmma_wait(const char *site, int left);
+/* n words of this lane's registers. */
+void
+tp_simt_wgmma_pin(const void *x, int n);
 void
 tp_simt_fence_async(void);
 
@@ -138,8 +141,8 @@ tp_simt_fence_async(void);
 #define TP_WGMMA_WAIT(left) tp_simt_wgmma_wait(TP_SITE, (left))
 #define TP_FENCE_ASYNC() tp_simt_fence_async()
 #define TP_WGMMA_NOT_LATER(x) ((void)(x))
-#define TP_WGMMA_PIN(x, n) ((void)(x))
-#define TP_WGMMA_PIN_WORDS(x, n) ((void)(x))
+#define TP_WGMMA_PIN(x, n) tp_simt_wgmma_pin((x), (n))
+#define TP_WGMMA_PIN_WORDS(x, n) tp_simt_wgmma_pin((x), (n))
 
 #endif
 

@@ -133,7 +133,7 @@ TP_KERNEL(case_race, case_args)
 /* What is wrong with the kernel of a warpgroup's products. */
 enum {
     NO_REGISTER_FENCE = 1, NO_COMMIT, EARLY, OVERWRITTEN, OTHER_TILE, GROUP_ENDED, NO_PROXY_FENCE, NO_BLOCK_BARRIER,
-    LATE_PROXY_FENCE,
+    LATE_PROXY_FENCE, FEW_PINNED, CHANGED,
 };
 #define CASE_SHARED (48 * 1024)
 
@@ -163,13 +163,21 @@ TP_KERNEL(case_wgmma, case_args)
         TP_FENCE_ASYNC();
     if (a.fault == GROUP_ENDED && odd)
         return;
-    if (a.fault != NO_REGISTER_FENCE)
-        TP_WGMMA_FENCE();
-    for (int p = 0; p < count; p++) {
-        uint64_t at = TP_LD(words + 3 + 2 * p) + (a.fault == OTHER_TILE && odd ? 2 : 0), bt = TP_LD(words + 4 + 2 * p);
-        for (int i = 0; i < 4 && registers; i++)
+    for (int p = 0; p < count && registers; p++)
+        for (int i = 0; i < 4; i++)
             fa[p][i] = TP_LD((const uint32_t *)(const void *)(matrix + p * 1024 + (row + 8 * (i & 1)) * 16 + 2 * (lane % 4) +
                                                               4 * (i & 2)));
+    TP_WGMMA_PIN(d, a.fault == FEW_PINNED && odd ? n / 2 - 1 : n / 2);
+    if (registers)
+        TP_WGMMA_PIN_WORDS(fa[0], 4 * count);
+    if (a.fault != NO_REGISTER_FENCE)
+        TP_WGMMA_FENCE();
+    if (a.fault == CHANGED && odd && registers)
+        fa[count - 1][3] ^= 1;
+    else if (a.fault == CHANGED && odd)
+        d[3] = 2.0f;
+    for (int p = 0; p < count; p++) {
+        uint64_t at = TP_LD(words + 3 + 2 * p) + (a.fault == OTHER_TILE && odd ? 2 : 0), bt = TP_LD(words + 4 + 2 * p);
         if (registers && n == 64)
             TP_WGMMA_RS(64, d, fa[p], bt);
         else if (registers)

@@ -123,11 +123,14 @@ def test_what_is_wider_than_64_columns_is_in_another_panel(cases, count):
     assert product.run(cases) == (0, "") and product.right()
 
 
+PINS = "lane 37's registers were not pinned, as they are, before the fence"
 FAULTS = {
     1: "a product with no fence of the registers since the last wait",
     2: "nobody waits for this product",
     5: "lanes 0 and 37 of a warpgroup multiply other tiles",
     6: "divergent operation of a warpgroup: it waits at .*, thread 37 has ended",
+    10: PINS,
+    11: PINS,
 }
 RACES = {
     4: "writes what a product under way may be reading",
@@ -146,6 +149,11 @@ def test_a_wrong_product_is_found(cases, racing, fault):
         assert status != 0 and re.search((FAULTS | RACES)[fault], message), message
     emulator.tp_simt_set_order(0)
     assert Product(64, 2, 0).run(emulator) == (0, "")
+
+
+def test_a_word_of_a_that_changes_behind_the_fence_is_found(cases):
+    status, message = Product(64, 2, 1).run(cases, 11)
+    assert status != 0 and PINS in message
 
 
 @pytest.mark.parametrize("fault", [3, 4])

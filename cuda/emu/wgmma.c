@@ -3,7 +3,8 @@
  * too early, gets other numbers in one of the orders. An element's 16 products are added before they are added to d, so that tiles
  * which do not begin at absolute multiples show in the bits; the order and precision in which a GPU adds them are not documented.
  * Also checked: the threads of a warpgroup bring the same descriptors; a fence of the registers lies between a wait (or the
- * begin) and the next product; no product is left to itself at the end. */
+ * begin) and the next product; what a product reads of registers was pinned before that fence, and is since as it was, or is what
+ * products under way write; no product is left to itself at the end. */
 #include "cuda/wgmma.h"
 
 #include <stdlib.h>
@@ -12,6 +13,8 @@
 
 #define PRODUCTS 32 /* of a warpgroup under way */
 #define GROUPS (SIMT_THREADS / SIMT_WARPGROUP)
+#define PINS 8       /* of a thread's arrays, the last ones */
+#define PINNED 64    /* words of one */
 
 typedef struct {
     const char *site;
@@ -26,8 +29,17 @@ typedef struct {
     product product[PRODUCTS]; /* under way, oldest first */
 } warpgroup;
 
+/* Registers as they were when a thread pinned them; told: a fence has come since. */
+typedef struct {
+    const uint32_t *at;
+    int n, told;
+    uint32_t word[PINNED];
+} pin;
+
 struct simt_products {
     warpgroup group[GROUPS];
+    pin pin[SIMT_THREADS][PINS];
+    int pins[SIMT_THREADS];
 };
 
 uint32_t
@@ -154,6 +166,61 @@ multiply(product *p)
     p->done = 1;
 }
 
+void
+tp_simt_wgmma_pin(const void *x, int n)
+{
+    simt_machine *m = tp_simt_machine;
+    (void)my_group();
+    int thread = m->fiber[m->current].self.thread; /* in some orders not the number of the fiber */
+    pin *pins = m->products->pin[thread], *p = NULL;
+    for (int i = 0; i < PINS && p == NULL; i++)
+        p = pins[i].at == x ? &pins[i] : NULL;
+    if (p == NULL)
+        p = &pins[m->products->pins[thread]++ % PINS];
+    if (n > PINNED)
+        tp_simt_fail(m, "%d registers are pinned at once, of which the emulator keeps %d", n, PINNED);
+    p->at = x;
+    p->n = n;
+    p->told = 0;
+    memcpy(p->word, x, (size_t)n * sizeof *p->word);
+}
+
+/* Whether a fence has told of these registers of a thread's, as they are. */
+static int
+is_told(int thread, const void *x, int n)
+{
+    const pin *pins = tp_simt_machine->products->pin[thread];
+    const uint32_t *from = x;
+    for (int i = 0; i < PINS; i++)
+        if (pins[i].told && from >= pins[i].at && from + n <= pins[i].at + pins[i].n &&
+            memcmp(pins[i].word + (from - pins[i].at), x, (size_t)n * sizeof *from) == 0)
+            return 1;
+    return 0;
+}
+
+/* Of the current warpgroup. */
+static int
+first_thread(void)
+{
+    const simt_machine *m = tp_simt_machine;
+    return m->fiber[m->current].self.thread / SIMT_WARPGROUP * SIMT_WARPGROUP;
+}
+
+/* Of the product that begins now, the last one of the group's. */
+static void
+check_registers(const warpgroup *g, int first)
+{
+    const product *p = &g->product[g->count - 1];
+    for (int lane = 0; lane < SIMT_WARPGROUP; lane++) {
+        int under_way = 0;
+        for (int i = 0; i < g->count - 1; i++)
+            under_way |= g->product[i].d[lane] == p->d[lane];
+        if ((p->a[lane] != NULL && !is_told(first + lane, p->a[lane], 4)) ||
+            (p->add && !under_way && !is_told(first + lane, p->d[lane], p->n / 2)))
+            tp_simt_fail(tp_simt_machine, "%s: lane %d's registers were not pinned, as they are, before the fence", p->site, lane);
+    }
+}
+
 typedef struct {
     const char *site;
     int n, add;
@@ -184,6 +251,7 @@ begin_work(void **lanes)
         p->d[lane] = mine->d;
         p->a[lane] = mine->a;
     }
+    check_registers(g, first_thread());
     watch(p, 1);
     if (m->order & 4)
         multiply(p);
@@ -201,8 +269,12 @@ tp_simt_wgmma(const char *site, int n, float *d, const uint32_t *a, uint64_t a_t
 static void
 fence_work(void **lanes)
 {
+    int first = first_thread();
     (void)lanes;
     my_group()->fenced = 1;
+    for (int lane = 0; lane < SIMT_WARPGROUP; lane++)
+        for (int i = 0; i < PINS; i++)
+            tp_simt_machine->products->pin[first + lane][i].told = 1;
 }
 
 void
@@ -258,6 +330,8 @@ tp_simt_products_begin(simt_machine *m)
 {
     for (int i = 0; m->products != NULL && i < GROUPS; i++)
         m->products->group[i].fenced = m->products->group[i].group = m->products->group[i].count = 0;
+    for (int i = 0; m->products != NULL && i < m->threads; i++)
+        memset(m->products->pin[i], 0, sizeof m->products->pin[i]);
 }
 
 const char *
