@@ -26,6 +26,7 @@ class Place:
     port: int
     ports: int  # rank 0 listens at the first free one of port .. port + ports - 1
     token: str  # names the job: a process with another token belongs to another job
+    local_ranks: int = 1  # at least so many are on this machine
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,13 @@ def find_place(environ: Mapping[str, str], launcher: str | None = None) -> Place
     local = _whole(environ, one.local_rank, one) if one.local_rank in environ else 0
     host = _host(environ, name, one, ranks)
     port, ports = _port(environ, name, one)
-    return Place(name, rank, ranks, local, host, port, ports, _token(environ, one))
+    return Place(name, rank, ranks, local, host, port, ports, _token(environ, one), _local_ranks(environ, name, one, ranks))
+
+
+def _local_ranks(environ: Mapping[str, str], name: str, one: _Launcher, ranks: int) -> int:
+    """Of srun's the number is what was asked for at most (sbatch's manual)."""
+    said = environ.get(one.local_ranks, "")
+    return int(said) if name != "srun" and said.isdecimal() and 1 <= int(said) <= ranks else 1
 
 
 def _pmi_is_slurms(environ: Mapping[str, str]) -> bool:

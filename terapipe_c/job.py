@@ -24,7 +24,7 @@ from . import _core
 from ._files import again, check_writable, loads, make_folders, no_folder, path_of, remove_folders, write_text
 from .backend import choose, heads_refused, place, place_own
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
-from .config import brief, flag, one_of, real, timeout, whole
+from .config import brief, counted, flag, human_bytes, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory, store_of, swap_bytes
 from .guests import hosts
 from .schedule import CODE, WORK
@@ -38,11 +38,13 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: bool, val_fraction: float, tokenizer: Any,
-             rank: int = 0, local_rank: int | None = None, reading: Callable[[Callable[[], Any]], Any] = lambda read: read(),
+             rank: int = 0, local_rank: int | None = None, local_ranks: int = 1,
+             reading: Callable[[Callable[[], Any]], Any] = lambda read: read(),
              **options: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The job of `launch`'s arguments (plain JSON) and the arrays that go with it; nothing is written. rank: who asks; 0
-    will make the run folder. local_rank: this process is that one of its machine, which has started it; None: all ranks will
-    be of this machine. reading: calls, once, what reads all of the data and may take long, and gives what that gives."""
+    will make the run folder. local_rank: this process is that one of its machine, which has started it and at least
+    `local_ranks` in all; None: all ranks will be of this machine. reading: calls, once, what reads all of the data and may take
+    long, and gives what that gives."""
     first = rank == 0
     options = {**options, "steps": steps}
     check_plan(plan)
@@ -61,6 +63,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
                            "resume_from": None, "init_from": None, "drawn": not resume and init is None,     # from the seed
                            "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, rank, local_rank)
+    _check_room(job, rank, local_rank, local_ranks)
     _check_store(plan, job, local_rank)
     _check_messages(job, first)
     if first:
@@ -231,6 +234,36 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
                                         f"may use {limit}: {size - limit} bytes short; a plan with memory_bytes = {size} would "
                                         f"be right")
     return sizes * replicas_of(plan)
+
+
+def _check_room(job: Mapping[str, Any], rank: int, local_rank: int | None, local_ranks: int) -> None:
+    """Refuse what the machine's memory surely cannot hold, before a rank starts: the system would promise it, and end a rank, or
+    this process, later. What others use now may go, and what the system swaps to counts as memory. Of ranks that a launcher
+    started each may have a control group of its own, and which are here is known of none but this one."""
+    if job["engine"] != ENGINE or job["backend"] != "cpu" or job["steps"] == 0:
+        return
+    each, total, (machine, swap) = job["predicted_peak_memory_bytes"], _core.memory_room()[0], _machine_memory()
+    asked = [("rank 0 needs" if len(each) == 1 else f"the {len(each)} ranks of this machine need", sum(each), total)]
+    if local_rank is not None:
+        least = sorted(size for other, size in enumerate(each) if other != rank)[:local_ranks - 1]
+        beside = f"rank {rank} and the {counted(len(least), 'other')} of its machine need at least"
+        asked = [(f"rank {rank} needs", each[rank], total), (beside, each[rank] + sum(least), machine)]
+    for who, needed, room in asked:
+        if room is not None and needed > room + swap:
+            more = f" and {human_bytes(swap)} of swap" if swap else ""
+            raise _core.OutOfMemoryError(f"{who} {needed} bytes of memory, of which there are {room}{more}: "
+                                         f"{needed - room - swap} bytes short ({human_bytes(needed)} of {human_bytes(room)}); "
+                                         "smaller micro-batches, recompute or more machines would be right")
+
+
+def _machine_memory() -> tuple[int | None, int]:
+    """Bytes of this machine's memory, None where the system does not say, and of what it swaps to."""
+    try:
+        rows = [line.split() for line in Path("/proc/meminfo").read_text("ascii", "replace").splitlines()]
+        said = {row[0]: 1024 * int(row[1]) for row in rows if row[:1] in (["MemTotal:"], ["SwapTotal:"])}
+    except (OSError, ValueError, IndexError):
+        said = {}
+    return said.get("MemTotal:"), said.get("SwapTotal:", 0)
 
 
 def _check_store(plan: Any, job: Mapping[str, Any], local_rank: int | None) -> None:

@@ -89,7 +89,8 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
 
     Raises before any rank is started: FileExistsError, OSError (the run folder), FileNotFoundError, ValueError (also for a plan
-    that is not ``plan.executable``, and for fewer or different GPUs), ExecutionError (no driver), OutOfMemoryError (of a GPU).
+    that is not ``plan.executable``, and for fewer or different GPUs), ExecutionError (no driver), OutOfMemoryError (of a GPU, or
+    of this machine, where its ranks together need more than it has).
     """
     arguments = {name: value for name, value in locals().items() if name not in ("processes", "progress")}
     processes, progress = flag("processes", processes), None if progress is None else flag("progress", progress)

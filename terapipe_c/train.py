@@ -227,7 +227,8 @@ class _Rank:
         def reading(read: Callable[[], Any]) -> Any:   # a disk, or a tokenizer, which Ctrl-C need not wait for
             return meanwhile(self.comm, float(arguments["timeout_s"]), lambda in_vain: read(), leave=True)
 
-        job, arrays = make_job(**arguments, rank=self.place.rank, local_rank=self.place.local_rank, reading=reading)
+        job, arrays = make_job(**arguments, rank=self.place.rank, local_rank=self.place.local_rank,
+                               local_ranks=self.place.local_ranks, reading=reading)
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**_contents(job, arrays), **job})
         if job["init_from"]:

@@ -1,6 +1,7 @@
 """A run in an unusual environment: closed streams, few file descriptors, folders that others change, a run nobody waits for."""
 import errno
 import importlib
+import inspect
 import io
 import json
 import os
@@ -14,14 +15,16 @@ import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from test_launch import all_end, nothing_left, start
 
 import terapipe_c as tp
-from terapipe_c import ranks, worker
+from terapipe_c import job, ranks, worker
 from terapipe_c._threads import start_all
+from terapipe_c.environment import find_place
 
 __all__ = ["nothing_left"]
 HERE = Path(__file__).resolve().parent
@@ -511,3 +514,59 @@ def test_a_read_only_file_system_is_told_of_the_user_s_file_and_not_of_ours(tmp_
         with pytest.raises(OSError, match="Read-only") as caught:
             plan.save(tmp_path / "plan.json")
     assert caught.value.filename == str(tmp_path / "plan.json")
+
+
+def test_ranks_that_the_machine_cannot_hold_together_are_refused_before_any_begins(monkeypatch):
+    """Each alone would fit: the system promised it all, and ended a rank in the first steps."""
+    plan = tp.plan(tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=32), tp.Cluster(num_devices=2), batch=2,
+                   seq_len=32, stages=2)
+    data, needed = bytes(range(256)) * 4, sum(plan.peak_memory_bytes)
+    has = SimpleNamespace(group=needed, machine=needed, swap=0)
+    monkeypatch.setattr(tp._core, "memory_room", lambda: (has.group, 0, True))      # what is in use now may go
+    monkeypatch.setattr(job, "_machine_memory", lambda: (has.machine, has.swap))
+    tp.launch(plan, data, 1, processes=False, progress=False).wait()
+    has.group, has.swap = needed - 3, 3
+    tp.launch(plan, data, 1, processes=False, progress=False).wait()
+    has.swap = 2
+    with pytest.raises(tp.OutOfMemoryError, match=f"the 2 ranks of this machine need {needed} bytes .*: 1 bytes short.* would be"):
+        tp.launch(plan, data, 1, progress=False)
+    tp.launch(plan, data, 0, processes=False, progress=False).wait()        # which touches next to nothing
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_a_launcher_started_on_one_machine_is_counted_where_it_is_known(monkeypatch, replicas):
+    """Not which of the others are here: the least are counted, and against the machine, since each may have a control group."""
+    model = tp.GPTConfig(n_layer=5, n_head=2, n_embd=16, vocab_size=256, block_size=32)
+    plan = tp.plan(model, tp.Cluster(num_devices=3 * replicas), batch=6, seq_len=32, stages=3, planner="uniform",
+                   data_parallel=replicas)
+    each = list(plan.peak_memory_bytes) * replicas
+    has = SimpleNamespace(group=10**12, machine=10**12)
+    monkeypatch.setattr(tp._core, "memory_room", lambda: (has.group, 0, True))
+    monkeypatch.setattr(job, "_machine_memory", lambda: (has.machine, 0))
+
+    def ask(rank, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, str(value))
+        place = find_place(os.environ, None)
+        signature = inspect.signature(tp.launch).parameters.items()
+        defaults = {name: one.default for name, one in signature if name not in ("plan", "data", "steps", "processes", "progress")}
+        job.make_job(plan, bytes(range(256)) * 4, 1, **{**defaults, "reproducible": replicas == 1}, rank=place.rank,
+                     local_rank=place.local_rank, local_ranks=place.local_ranks)
+
+    words = {"RANK": 1, "WORLD_SIZE": len(each), "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1234}
+    for local, sure in ((1, each[1]), (2, each[1] + min(each[:1] + each[2:])), (len(each), sum(each))):
+        words["LOCAL_WORLD_SIZE"] = local
+        has.machine = sure
+        ask(1, words)
+        has.machine = sure - 1
+        if local > 1:
+            with pytest.raises(tp.OutOfMemoryError, match=f"rank 1 and the {local - 1} others? of its machine .* {sure} bytes"):
+                ask(1, words)
+    has.machine, has.group = 10**12, each[1] - 1
+    with pytest.raises(tp.OutOfMemoryError, match=f"rank 1 needs {each[1]} bytes"):
+        ask(1, words)
+
+
+def test_the_memory_of_the_machine_is_read():
+    machine, swap = job._machine_memory()
+    assert machine is not None and tp._core.memory_room()[0] <= machine and machine > 10**8 and swap >= 0
