@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, overload
 
 import numpy as np
@@ -179,6 +179,8 @@ def _tokens(prompt: str | bytes | Sequence[int] | NDArray[Any], vocab_size: int)
         except UnicodeEncodeError as error:
             raise InvalidValueError(f"prompt is no text: its character {error.start} has no UTF-8") from None
     try:
+        if isinstance(prompt, (Set, Mapping)):      # of one of each, in an order of its own
+            raise TypeError
         given = list(prompt)
     except TypeError:
         raise InvalidTypeError(f"prompt is {brief(prompt)}: text, bytes or a list of tokens would be right") from None

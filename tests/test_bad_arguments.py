@@ -202,6 +202,9 @@ def test_what_generate_refuses():
         tp.generate(PARAMS, "a", 3)
     with pytest.raises(tp.InvalidTypeError, match="prompt is None"):
         tp.generate(PARAMS, MODEL)
+    for unordered in ({2, 1}, {2: 1}, frozenset([1]), {2: 1}.keys()):
+        with pytest.raises(tp.InvalidTypeError, match=r"prompt is .*: text, bytes or a list of tokens would be right"):
+            tp.generate(PARAMS, MODEL, unordered)
     with pytest.raises(ValueError, match=r"temperature is nan: a finite number from 0"):
         tp.generate(PARAMS, MODEL, [1], temperature=float("nan"))
     with pytest.raises(ValueError, match="n is 2.5: a whole number"):
