@@ -365,9 +365,10 @@ def save_checkpoint(
 
 @dataclass
 class Checkpoint:
-    """What `load_checkpoint` read. `params` and the moments are float32 arrays by Hugging Face name."""
+    """What `load_checkpoint` read. `params` and the moments are float32 arrays by Hugging Face name. Two are equal that hold the
+    same, wherever they are."""
 
-    path: Path
+    path: Path = field(compare=False)
     step: int
     seed: int
     params: Params
@@ -384,7 +385,7 @@ class Checkpoint:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
             return NotImplemented
-        return all(same_values(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(same_values(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.compare)
 
     def __repr__(self) -> str:
         kept = "with" if self.optimizer else "without"

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import struct
 
 import numpy as np
@@ -309,6 +310,8 @@ def test_what_was_read_compares_by_value(tmp_path):
         export_hf(tmp_path / f"hf{seed}", model=MODEL, params=float_params(MODEL, seed))
     one, again, other = load_checkpoint(tmp_path / "run1"), load_checkpoint(tmp_path / "run1"), load_checkpoint(tmp_path / "run2")
     assert one == again and one == pickle.loads(pickle.dumps(one)) and one != other and one != 3
+    shutil.copytree(tmp_path / "run1", tmp_path / "copy", symlinks=True)
+    assert one == load_checkpoint(tmp_path / "copy")
     again.params["transformer.wte.weight"] = again.params["transformer.wte.weight"] * 1.5
     assert one != again
     here, there = import_hf(tmp_path / "hf1"), import_hf(tmp_path / "hf2")
