@@ -432,7 +432,8 @@ program_dealloc(PyObject *self)
 #define CALL(f) ((PyCFunction)(void (*)(void))(f))
 static PyMethodDef methods[] = {
     {"parse", CALL(program_parse), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     "parse($type, text)\n--\n\nThe program that a text says: one line per rank, words "
+     "parse($type, text)\n--\n\nThe program that a text says: one line per rank (an empty one is a rank without work, "
+     "but at the end), words "
      "`<stage><OP><micro>.<slice>[half][@peer]`. ValueError names rank and word."},
     {"from_csv", CALL(program_from_csv), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "from_csv($type, text)\n--\n\nThe program of a compute-only schedule CSV of "
