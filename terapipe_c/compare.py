@@ -17,7 +17,7 @@ from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human
 from .cost import CostModel
 from .explain import restriction
 from .plan import Plan
-from .planning.entrance import costs_on, plan
+from .planning.entrance import costs_on, made, tell_of_costs
 from .planning.request import PLANNERS, check_request
 from .progress import planning
 from .view import comparison_svg
@@ -218,13 +218,15 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
     check_request(model, cluster, batch, seq_len, costs, planner="auto", **asked)
     if costs is None:
         costs = CostModel.analytic(model, cluster)
-    rows = []
-    with planning(None if progress is None else flag("progress", progress)) as line:
+    tell_of_costs(cluster, seq_len, costs)
+    progress, rows = None if progress is None else flag("progress", progress), []
+    with planning(progress) as line:
         for i, name in enumerate(names):
             line.say(f"{name}, {i + 1} of {len(names)}")
             start = time.perf_counter()
             try:
-                found, error = plan(model, cluster, batch, seq_len, costs, planner=name, progress=progress, **asked), ""
+                one = check_request(model, cluster, batch, seq_len, costs, planner=name, **asked)
+                found, error = made(one, progress, start), ""
             except _REFUSALS as refusal:
                 found, error = None, str(refusal)
             rows.append(Row(name, found, error, time.perf_counter() - start))

@@ -230,7 +230,7 @@ def test_what_a_handler_raises_is_no_refusal_of_a_planner(monkeypatch):
         raise ValueError("the user's own")
 
     module = importlib.import_module("terapipe_c.compare")
-    real = module.plan
+    real = module.made
 
     def disturbed(*args, **options):
         signal.raise_signal(signal.SIGUSR1)
@@ -238,7 +238,7 @@ def test_what_a_handler_raises_is_no_refusal_of_a_planner(monkeypatch):
 
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        monkeypatch.setattr(module, "plan", disturbed)
+        monkeypatch.setattr(module, "made", disturbed)
         with pytest.raises(ValueError, match="the user's own"):
             tp.compare(MODEL, tp.Cluster(2), batch=4, seq_len=32, planners=["uniform"])
     finally:

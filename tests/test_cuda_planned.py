@@ -93,6 +93,10 @@ def test_costs_of_other_lengths_are_told(tmp_path):
                      "follow it, so that the plan's seconds are off; costs of tp.profile(..., seq_len=32, backend='cuda')")
     with pytest.warns(UserWarning, match=told):
         plan("cuda", "bf16", 32)
+    costs = tp.CostModel.load(tmp_path / "costs.json")
+    with pytest.warns(UserWarning, match=told) as once:     # of no planner, but of the line that compares
+        assert len(tp.compare(model, cluster, 2, 32, costs, planners=["uniform", "terapipe", "autopipe"]).ranked) == 3
+    assert [one.filename for one in once] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan("cuda", "bf16", 16)

@@ -24,7 +24,7 @@ from .joint import plan_jointly
 from .partitioners import Found, plan_one
 from .request import Request, check_request
 
-__all__ = ["costs_on", "plan"]
+__all__ = ["costs_on", "made", "plan", "tell_of_costs"]
 
 
 def _log_both_ways(found: Found) -> list[str]:
@@ -147,13 +147,17 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     start = time.perf_counter()
     progress = None if progress is None else flag("progress", progress)
     costs = costs_on(model, cluster, costs, backend, dtype)
-    _tell_of_other_lengths(seq_len, costs)
     request = check_request(
         model, cluster, batch, seq_len, costs, planner=planner, schedule=schedule, stages=stages, data_parallel=data_parallel,
         tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
         partition=partition, slicing=slicing, executable=executable, time_limit_s=time_limit_s,
         recompute=recompute)
-    _tell_of_other_gpus(cluster, costs)
+    tell_of_costs(cluster, seq_len, costs)
+    return made(request, progress, start)
+
+
+def made(request: Request, progress: bool | None, start: float) -> Plan:
+    """The plan of what is asked. start: of its planning, by time.perf_counter()."""
     found, log = _planned(request, progress)
     return _finished(request, found, log, start)
 
@@ -174,19 +178,17 @@ def costs_on(model: Any, cluster: Any, costs: Any, backend: Any, dtype: Any) -> 
     return found
 
 
-def _tell_of_other_lengths(seq_len: Any, costs: Any) -> None:
-    """Where the costs are of a GPU and of shorter or longer sequences. Its backward pulls: a slice's keys have their gradients
-    from every later token, so that its seconds depend on how many there are. The CPU's pushes, and its costs go on."""
-    of_gpu = isinstance(costs, CostModel) and costs.source == "measured" and costs.backend == "cuda"
-    if of_gpu and costs.seq_len not in (None, seq_len):
+def tell_of_costs(cluster: Cluster, seq_len: int, costs: CostModel | None) -> None:
+    """Warn who called our caller of costs that are of a GPU and of other sequences (a slice's backward pulls: its keys have their
+    gradients from every later token, so that its seconds depend on how many there are; the CPU's pushes, and its costs go on), or
+    of another machine's, where the plan is for this one."""
+    if costs is None or costs.backend != "cuda":
+        return
+    if costs.source == "measured" and costs.seq_len not in (None, seq_len):
         warnings.warn(f"the costs were measured on sequences of {costs.seq_len} tokens and the plan's have {brief(seq_len)}: on "
                       "'cuda' a slice's backward takes longer the more tokens follow it, so that the plan's seconds are off; costs "
                       f"of tp.profile(..., seq_len={brief(seq_len)}, backend='cuda') would be right", stacklevel=3)
-
-
-def _tell_of_other_gpus(cluster: Cluster, costs: CostModel | None) -> None:
-    """Where a plan is for this machine, and its seconds are another's."""
-    if costs is None or costs.backend != "cuda" or not costs.device or not cluster.is_local or cuda.why_not():
+    if not costs.device or not cluster.is_local or cuda.why_not():
         return
     here = list(dict.fromkeys(gpu.name for gpu in cuda.devices()))
     if costs.device not in here:
