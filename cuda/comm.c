@@ -18,7 +18,7 @@ tp_cuda_comm_open(size_t bytes, const tp_comm_ops *ops, tp_comm *control, tp_reg
         free(from);
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
     }
-    c->comm = (tp_comm){ops, control->rank, control->ranks, control->timeout_ns};
+    c->comm = (tp_comm){ops, control->rank, control->ranks, control->timeout_ns, 0};
     c->control = control;
     c->region = region;
     c->message_bytes = message_bytes > 0 ? message_bytes : 1;
@@ -43,8 +43,6 @@ tp_cuda_comm_bind(tp_cuda_comm *c, void *device, void (*release)(tp_cuda_comm *)
         c->device = NULL;
         return TP_OK;
     }
-    if (c->device != NULL)
-        return tp_fail(TP_EVALUE, "this communicator has a device already");
     const tp_cuda_rank *rank = tp_cuda_rank_of(device);
     c->device = rank->cuda;
     c->compute = rank->stream;

@@ -45,7 +45,7 @@ tp_cuda_comm_open(size_t bytes, const tp_comm_ops *ops, tp_comm *control, tp_reg
 void
 tp_cuda_comm_close(tp_cuda_comm *c);
 /* The common part of tp_comm_ops.bind: take the device and its compute stream. device NULL: unbind, which calls `release`, if there
- * is a device, to give back everything on it. EVALUE: bound already. */
+ * is a device, to give back everything on it. */
 TP_MUST_USE tp_status
 tp_cuda_comm_bind(tp_cuda_comm *c, void *device, void (*release)(tp_cuda_comm *));
 /* Check before a message: EVALUE: no such peer, or no device yet; EABORTED. */

@@ -90,6 +90,44 @@ def test_a_message_finds_room_later_where_there_was_none(fake_nccl):
     assert len(refused) == 2 and all(text.startswith("a buffer for messages needs ") for text in refused) and sent == "sent"
 
 
+SECOND = """
+import threading
+from cuda_ranks import *
+from terapipe_c.engine import RankEngine
+for mode in ("nccl", "inproc"):
+    world, told, both = World(Case(mode=mode)), {}, threading.Barrier(2, timeout=20)
+    comms = [world.comm(rank) for rank in range(2)]
+    def one(rank):
+        try:
+            opened = lambda: RankEngine(world.model, world.partition, world.cuts, world.program, rank, comms[rank], **world.options)
+            engine = opened()
+            engine.load(world.params)
+            try:
+                opened()
+            except tp.InvalidValueError as error:
+                told[rank] = str(error)
+            both.wait()     # nobody opens while another captures
+            for step in (1, 2):
+                engine.run(world.tokens, step=step, lr=1e-2)
+            both.wait()
+            del engine
+            opened()
+        except Exception as error:
+            world.region.abort("ERUNTIME", rank, str(error))
+            told[rank] = f"{type(error).__name__}: {error}"
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(mode, told[0] == told[1], told[0])
+"""
+
+
+def test_a_second_engine_on_a_communicator_is_refused_and_the_first_goes_on(fake_nccl):
+    """Who was refused ended the run, and took the device of the first engine away from under its messages."""
+    for mode, line in zip(("nccl", "inproc"), python(fake_nccl, "-c", SECOND).splitlines(), strict=True):
+        assert line.startswith(f"{mode} True this communicator has the device of an engine that is open still: "), line
+
+
 EVENTS = """
 import ctypes, os, sys, threading
 from cuda_ranks import Case, World

@@ -32,7 +32,7 @@ typedef struct {
     tp_status (*allgather)(tp_comm *comm, const void *mine, size_t bytes, void *all);
     void (*close)(tp_comm *comm);
     /* The messages are of this device's memory (a tp_device of csrc/stage/stage_ops.h), in the order of its work: told once,
-     * before the first. device NULL: it goes away now; give back all that is of it, in whatever state. bind itself NULL: the
+     * before the first, by the one who set `bound`. device NULL: it goes away now; give back all that is of it, in whatever state. bind itself NULL: the
      * messages are of the host's memory. */
     tp_status (*bind)(tp_comm *comm, void *device);
     /* What is done otherwise than by default, mostly slower, and why, for readers of a report; "": nothing. Valid until close.
@@ -57,13 +57,14 @@ typedef struct {
     tp_status (*progress)(tp_comm *comm);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 7u
+#define TP_COMM_ABI 8u
 #define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {
     const tp_comm_ops *ops;
     int rank, ranks;
     int64_t timeout_ns; /* of one wait; 0: none (abort still ends it) */
+    int bound;          /* an engine has told it its device: that engine's alone to say, until it unbinds */
 };
 
 /* ---- the shared region: control block, one ring per ordered pair that talks, an arena of each rank ------------------- */

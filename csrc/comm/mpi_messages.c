@@ -547,7 +547,7 @@ mpi_open(tp_comm *control, tp_region *region, size_t outbox_bytes, tp_comm **out
         free(links);
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %d ranks", control->ranks);
     }
-    c->base = (tp_comm){&mpi_ops, control->rank, control->ranks, control->timeout_ns};
+    c->base = (tp_comm){&mpi_ops, control->rank, control->ranks, control->timeout_ns, 0};
     c->control = control;
     c->region = region;
     c->outbox_bytes = tp_outbox_lines(outbox_bytes < ENVELOPE ? ENVELOPE : outbox_bytes);

@@ -200,9 +200,13 @@ connect(tp_engine *engine)
     tp_comm *comm = engine->config.comm;
     if (comm == NULL)
         return TP_OK;
-    engine->bound = comm->ops->bind != NULL;
-    if (engine->bound)
+    if (comm->ops->bind != NULL) {
+        if (comm->bound) /* to unbind it would take the device from under messages of that engine's */
+            return tp_fail(TP_EVALUE, "this communicator has the device of an engine that is open still: a communicator of its own, "
+                           "or the end of that engine, would be right");
+        comm->bound = engine->bound = 1;
         return comm->ops->bind(comm, engine->device);
+    }
     if (engine->config.provider->host_memory && !engine->config.staged)
         return TP_OK;
     TP_TRY(tp_engine_stage_comm(comm, engine->device, &engine->staged));
@@ -334,7 +338,7 @@ tp_engine_unbind(tp_engine *engine)
 {
     tp_comm *comm = engine->config.comm;
     if (engine->bound && comm->ops->bind(comm, NULL) == TP_OK)
-        engine->bound = 0; /* else it has said so: nothing is left to do about it */
+        comm->bound = engine->bound = 0; /* else it has said so: nothing is left to do about it */
 }
 
 void
