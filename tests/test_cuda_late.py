@@ -1,9 +1,11 @@
 """What the watch over NCCL's messages (cuda/nccl_wait.c) sees by itself, while the ranks' hosts are elsewhere: messages that are
-late, on a device that does not go on, and errors that no call returned. Over a libnccl of threads (tests/cuda/fake_nccl.c)."""
+late, on a device that does not go on, and errors that no call returned. Over a libnccl of threads (tests/cuda/fake_nccl.c).
+And what hand-over does not read late."""
 import re
+import subprocess
 
 import pytest
-from cuda_ranks import python
+from cuda_ranks import ROOT, python
 
 OPENED = """
 import contextlib, ctypes, os, threading, time
@@ -95,3 +97,45 @@ def test_what_was_under_way_before_a_pause_makes_no_message_late(fake_nccl):
 def test_an_error_that_no_call_returned_ends_the_run(fake_nccl, case, other):
     error, = told(fake_nccl, case, SPOILT)
     assert re.search(rf"ECONNECTION.*rank \d: NCCL between it and {other}: remote process exited", error), error
+
+
+EXCHANGE = """
+slow, module = ctypes.CDLL(None), ctypes.CDLL(os.environ["TERAPIPE_CUDA_MODULE"])
+armed, waiting, go = (ctypes.c_int.in_dll(slow, "late_" + name) for name in ("armed", "waiting", "go"))
+each(opened)
+into, told = [bytearray(8), bytearray(8)], {}
+for one in into:        # the emulated device knows them
+    module.tp_simt_range_add(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(one))), ctypes.c_size_t(8))
+def swap(rank):
+    try:
+        comms[rank].exchange(1 - rank, 0, bytes([rank + 1]) * 8, into[rank])
+    except tp.Error as error:
+        told[rank] = type(error).__name__
+def after_both_heard():
+    limit = time.monotonic() + 20
+    while waiting.value < 2 and time.monotonic() < limit:
+        time.sleep(0.001)
+    if ABORTED:
+        world.region.abort("ERUNTIME", 0, "rank 0 failed")
+    print(waiting.value)
+    go.value = 1
+armed.value = 1
+other = threading.Thread(target=after_both_heard)
+other.start()
+each(swap)
+other.join()
+armed.value = 0
+print([list(one) for one in into], sorted(told.items()))
+"""
+
+
+@pytest.mark.parametrize(("aborted", "told"), [
+    (False, "[[2, 2, 2, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1]] []"),
+    (True, "[[0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]] [(0, 'AbortedError'), (1, 'AbortedError')]"),
+])
+def test_hand_over_reads_nothing_of_a_peer_that_may_have_failed_since_it_told_where_it_lies(fake_nccl, tmp_path, aborted, told):
+    """Who fails frees its memory, once nobody reads it under the lock; who comes to the lock later must not."""
+    shim = tmp_path / "late_lock.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", str(ROOT / "tests" / "late_lock.c"), "-o", str(shim), "-ldl"], check=True)
+    script = f"CASE, ABORTED = {{'mode': 'inproc'}}, {aborted}\n" + OPENED + EXCHANGE
+    assert python(fake_nccl, "-c", script, LD_PRELOAD=str(shim)).splitlines() == ["2", told]
