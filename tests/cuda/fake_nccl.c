@@ -111,6 +111,16 @@ touch(tp_stream stream, const char *name, const void *data, size_t bytes, int wr
     return 3;
 }
 
+/* A table that is full would be written behind its end, into another one. */
+static void
+need_place(int taken, size_t places, const char *table)
+{
+    if ((size_t)taken < places)
+        return;
+    fprintf(stderr, "fake_nccl.c: %s has %zu places and all are taken: more would be right\n", table, places);
+    abort();
+}
+
 /* ---- communicators -------------------------------------------------------------------------------------------------------------- */
 
 static group *
@@ -119,6 +129,7 @@ group_numbered(long number, int ranks)
     for (int i = 0; i < group_count; i++)
         if (groups[i]->number == number)
             return groups[i];
+    need_place(group_count, sizeof groups / sizeof *groups, "groups");
     group *g = calloc(1, sizeof *g);
     g->number = number;
     g->ranks = ranks;
@@ -128,6 +139,7 @@ group_numbered(long number, int ranks)
 static nc_comm
 join(group *g, int rank)
 {
+    need_place(rank, sizeof g->member / sizeof *g->member, "member");
     nc_comm c = calloc(1, sizeof *c);
     c->all = g;
     c->rank = rank;
@@ -276,6 +288,7 @@ joins_group(nc_comm c)
     for (int i = 0; i < grouped; i++)
         if (in_group[i] == c)
             return 1;
+    need_place(grouped, sizeof in_group / sizeof *in_group, "in_group");
     in_group[grouped++] = c;
     return 0;
 }
