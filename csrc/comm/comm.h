@@ -32,8 +32,8 @@ typedef struct {
     tp_status (*allgather)(tp_comm *comm, const void *mine, size_t bytes, void *all);
     void (*close)(tp_comm *comm);
     /* The messages are of this device's memory (a tp_device of csrc/stage/stage_ops.h), in the order of its work: told once,
-     * before the first, by the one who set `bound`. device NULL: it goes away now; give back all that is of it, in whatever state. bind itself NULL: the
-     * messages are of the host's memory. */
+     * before the first, by the one who set `bound`. device NULL: it goes away now; give back all that is of it, in whatever
+     * state. bind itself NULL: the messages are of the host's memory. */
     tp_status (*bind)(tp_comm *comm, void *device);
     /* What is done otherwise than by default, mostly slower, and why, for readers of a report; "": nothing. Valid until close.
      * NULL: nothing ever is. */

@@ -39,7 +39,7 @@ typedef struct {
 struct simt_products {
     warpgroup group[GROUPS];
     pin pin[SIMT_THREADS][PINS];
-    int pins[SIMT_THREADS];
+    int pins[SIMT_THREADS]; /* so far, of this block */
 };
 
 uint32_t
@@ -192,7 +192,7 @@ is_told(int thread, const void *x, int n)
     const pin *pins = tp_simt_machine->products->pin[thread];
     const uint32_t *from = x;
     for (int i = 0; i < PINS; i++)
-        if (pins[i].told && from >= pins[i].at && from + n <= pins[i].at + pins[i].n &&
+        if (pins[i].at != NULL && pins[i].told && from >= pins[i].at && from + n <= pins[i].at + pins[i].n &&
             memcmp(pins[i].word + (from - pins[i].at), x, (size_t)n * sizeof *from) == 0)
             return 1;
     return 0;
@@ -330,8 +330,11 @@ tp_simt_products_begin(simt_machine *m)
 {
     for (int i = 0; m->products != NULL && i < GROUPS; i++)
         m->products->group[i].fenced = m->products->group[i].group = m->products->group[i].count = 0;
-    for (int i = 0; m->products != NULL && i < m->threads; i++)
-        memset(m->products->pin[i], 0, sizeof m->products->pin[i]);
+    for (int i = 0; m->products != NULL && i < m->threads; i++) {
+        for (int k = 0; k < m->products->pins[i] && k < PINS; k++)
+            m->products->pin[i][k].at = NULL;
+        m->products->pins[i] = 0;
+    }
 }
 
 const char *
