@@ -112,7 +112,9 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of the packa
 
     def __getattr__(name: str) -> Any:
         room = _ROOM_OF.get(name, "")
-        if name not in _ROOM_OF and (name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None):
+        known = name in _ROOM_OF or (name.isidentifier() and not name.startswith("_")
+                                     and importlib.util.find_spec(f"{__name__}.{name}") is not None)
+        if not known:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = importlib.import_module(f"{__name__}.{room or name}")
         return globals().setdefault(name, getattr(module, name) if room else module)

@@ -126,10 +126,12 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
-            their backward; or a bool for each block. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and
-            adapipe do so within the memory; auto weighs theirs and, where memory binds, slices with each of the three names;
-            the others recompute nothing. Where ``cluster.host_bandwidth_Bps`` is given dawnpiper and vpipe, and with them auto,
-            swap too: what a block computed leaves the memory between its forward and its backward. On the CPU it goes to a file,
+            their backward; or a bool for each block. What ``memory_bytes`` leaves is spent on speed nevertheless: a weight gradient
+            may wait and keep what was computed again, so that without a limit the plan may need more memory than one that
+            recomputes nothing. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and adapipe do so within the memory;
+            auto weighs theirs and, where memory binds, slices with each of the three names; the others recompute nothing. Where
+            ``cluster.host_bandwidth_Bps`` is given dawnpiper and vpipe, and with them auto, swap too: what a block computed leaves
+            the memory between its forward and its backward. On the CPU it goes to a file,
             in the run's folder or the one that TERAPIPE_SWAP_DIR names: that disk's bandwidth is meant, which
             ``Cluster.local(swap_folder=...)`` measures. With ``cluster.swaps_beside``, and on CUDA, copies are made beside the
             work, and what is brought back comes as far ahead as is fastest in the memory.
