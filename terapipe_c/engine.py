@@ -280,6 +280,17 @@ def _initial(model: Any, seed: int, names: Any, comm: _core.Comm | None = None) 
             if row[0] in names}
 
 
+def machine_memory() -> tuple[int | None, int]:
+    """Bytes of this machine's memory, None where the system does not say, and of what it swaps to."""
+    try:
+        with open("/proc/meminfo", encoding="ascii", errors="replace") as file:
+            rows = [line.split() for line in file]
+        said = {row[0]: 1024 * int(row[1]) for row in rows if row[:1] in (["MemTotal:"], ["SwapTotal:"])}
+    except (OSError, ValueError, IndexError):
+        said = {}
+    return said.get("MemTotal:"), said.get("SwapTotal:", 0)
+
+
 def init_params(model: GPTConfig, seed: int = 0) -> dict[str, Float32]:
     """{name: float32 array}: what `launch(..., seed=seed)` of this model starts from. Names and shapes of Hugging Face's
     GPT2LMHeadModel.
@@ -291,7 +302,7 @@ def init_params(model: GPTConfig, seed: int = 0) -> dict[str, Float32]:
         raise _core.InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
     seed, needed, total = whole("seed", seed, 0, 2**64 - 1), 4 * model.num_params, _core.memory_room()[0]
     try:
-        if total is not None and needed > total:    # the system would promise it, and end this process a minute later
+        if total is not None and needed > total + machine_memory()[1]:   # the system would promise it, and end this process later
             raise MemoryError
         return _initial(model, seed, {row[0] for row in _core.model_params(dimensions(model))})
     except MemoryError:

@@ -25,7 +25,7 @@ from ._files import again, check_writable, loads, make_folders, no_folder, path_
 from .backend import choose, heads_refused, place, place_own
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, counted, flag, human_bytes, one_of, real, timeout, whole
-from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory, store_of, swap_bytes
+from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, machine_memory, rank_memory, store_of, swap_bytes
 from .guests import hosts
 from .schedule import CODE, WORK
 from .worker import CHECKPOINTS, GATHER_BYTES, HYPER
@@ -242,7 +242,7 @@ def _check_room(job: Mapping[str, Any], rank: int, local_rank: int | None, local
     started each may have a control group of its own, and which are here is known of none but this one."""
     if job["engine"] != ENGINE or job["backend"] != "cpu" or job["steps"] == 0:
         return
-    each, total, (machine, swap) = job["predicted_peak_memory_bytes"], _core.memory_room()[0], _machine_memory()
+    each, total, (machine, swap) = job["predicted_peak_memory_bytes"], _core.memory_room()[0], machine_memory()
     asked = [("rank 0 needs" if len(each) == 1 else f"the {len(each)} ranks of this machine need", sum(each), total)]
     if local_rank is not None:
         least = sorted(size for other, size in enumerate(each) if other != rank)[:local_ranks - 1]
@@ -254,16 +254,6 @@ def _check_room(job: Mapping[str, Any], rank: int, local_rank: int | None, local
             raise _core.OutOfMemoryError(f"{who} {needed} bytes of memory, of which there are {room}{more}: "
                                          f"{needed - room - swap} bytes short ({human_bytes(needed)} of {human_bytes(room)}); "
                                          "smaller micro-batches, recompute or more machines would be right")
-
-
-def _machine_memory() -> tuple[int | None, int]:
-    """Bytes of this machine's memory, None where the system does not say, and of what it swaps to."""
-    try:
-        rows = [line.split() for line in Path("/proc/meminfo").read_text("ascii", "replace").splitlines()]
-        said = {row[0]: 1024 * int(row[1]) for row in rows if row[:1] in (["MemTotal:"], ["SwapTotal:"])}
-    except (OSError, ValueError, IndexError):
-        said = {}
-    return said.get("MemTotal:"), said.get("SwapTotal:", 0)
 
 
 def _check_store(plan: Any, job: Mapping[str, Any], local_rank: int | None) -> None:

@@ -22,7 +22,7 @@ import pytest
 from test_launch import all_end, nothing_left, start
 
 import terapipe_c as tp
-from terapipe_c import job, ranks, worker
+from terapipe_c import engine, job, ranks, worker
 from terapipe_c._threads import start_all
 from terapipe_c.environment import find_place
 
@@ -523,7 +523,7 @@ def test_ranks_that_the_machine_cannot_hold_together_are_refused_before_any_begi
     data, needed = bytes(range(256)) * 4, sum(plan.peak_memory_bytes)
     has = SimpleNamespace(group=needed, machine=needed, swap=0)
     monkeypatch.setattr(tp._core, "memory_room", lambda: (has.group, 0, True))      # what is in use now may go
-    monkeypatch.setattr(job, "_machine_memory", lambda: (has.machine, has.swap))
+    monkeypatch.setattr(job, "machine_memory", lambda: (has.machine, has.swap))
     tp.launch(plan, data, 1, processes=False, progress=False).wait()
     has.group, has.swap = needed - 3, 3
     tp.launch(plan, data, 1, processes=False, progress=False).wait()
@@ -542,7 +542,7 @@ def test_what_a_launcher_started_on_one_machine_is_counted_where_it_is_known(mon
     each = list(plan.peak_memory_bytes) * replicas
     has = SimpleNamespace(group=10**12, machine=10**12)
     monkeypatch.setattr(tp._core, "memory_room", lambda: (has.group, 0, True))
-    monkeypatch.setattr(job, "_machine_memory", lambda: (has.machine, 0))
+    monkeypatch.setattr(job, "machine_memory", lambda: (has.machine, 0))
 
     def ask(rank, environment):
         for name, value in environment.items():
@@ -568,5 +568,16 @@ def test_what_a_launcher_started_on_one_machine_is_counted_where_it_is_known(mon
 
 
 def test_the_memory_of_the_machine_is_read():
-    machine, swap = job._machine_memory()
+    machine, swap = job.machine_memory()
     assert machine is not None and tp._core.memory_room()[0] <= machine and machine > 10**8 and swap >= 0
+
+
+def test_parameters_that_memory_and_swap_hold_together_are_drawn(monkeypatch):
+    model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=16, block_size=8)
+    needed = 4 * model.num_params
+    monkeypatch.setattr(tp._core, "memory_room", lambda: (needed - 5, 0, True))
+    monkeypatch.setattr(engine, "machine_memory", lambda: (needed - 5, 5))
+    assert sum(array.nbytes for array in tp.init_params(model).values()) == needed
+    monkeypatch.setattr(engine, "machine_memory", lambda: (needed - 5, 4))
+    with pytest.raises(tp.OutOfMemoryError, match=f"take {needed} bytes"):
+        tp.init_params(model)
