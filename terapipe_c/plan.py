@@ -8,7 +8,7 @@ import html
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,17 @@ from .schedule import Timeline, idle_causes
 from .schedules import PIPEDREAM, Program
 
 __all__ = ["Plan"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """`from terapipe_c.plan import plan`, of scripts, and pickles of before it moved: a rank asks for no such thing."""
+        if name != "plan":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .planning.entrance import plan
+
+        return plan
+
 
 _FORMAT, _VERSION = "terapipe_c.plan", 3      # 1: before replicas, recomputation and swap; 2: before the checksum
 

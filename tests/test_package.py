@@ -125,12 +125,13 @@ def test_each_public_name_is_imported_from_where_the_type_checker_sees_it() -> N
 
 @pytest.mark.parametrize("script", [
     "import terapipe_c.plan, terapipe_c as tp; from terapipe_c import plan; assert tp.plan is plan is terapipe_c.plan",
-    "from terapipe_c.plan import Plan; import terapipe_c as tp; assert callable(tp.plan) and tp.Plan is Plan",
+    "from terapipe_c.plan import Plan, plan; import terapipe_c as tp; assert tp.plan is plan and tp.Plan is Plan",
     "from terapipe_c import *; assert callable(plan) and plan.__name__ == 'plan' and schedules.gpipe",
     "import terapipe_c as tp; tp.plan; import terapipe_c.plan; assert callable(tp.plan) and tp.planners.balance",
     "import terapipe_c as tp; tp.plan = 1; assert tp.plan == 1; del tp.plan; assert callable(tp.plan)",
     "import terapipe_c as tp; assert tp.config.GPTConfig is tp.GPTConfig and tp.watch.Watch",
     "import pickle, terapipe_c as tp; assert pickle.loads(pickle.dumps(tp.plan)) is tp.plan",
+    "import pickle, terapipe_c as tp; assert pickle.loads(b'cterapipe_c.plan\\nplan\\n.') is tp.plan",
     "import terapipe_c as tp; assert not any(hasattr(tp, name) for name in ('nothing', 'request', 'no.such', ''))"])  # fmt: skip
 def test_a_public_name_is_never_the_module_that_it_is_in(script: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
