@@ -97,6 +97,9 @@ def test_costs_of_other_lengths_are_told(tmp_path):
     with pytest.warns(UserWarning, match=told) as once:     # of no planner, but of the line that compares
         assert len(tp.compare(model, cluster, 2, 32, costs, planners=["uniform", "terapipe", "autopipe"]).ranked) == 3
     assert [one.filename for one in once] == [__file__]
+    with pytest.warns(UserWarning, match=told) as once:
+        assert tp.max_batch(model, 2, 1e9, planner="uniform", costs=costs, cluster=cluster, executable=True).batch == 1
+    assert [one.filename for one in once] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan("cuda", "bf16", 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,8 @@ def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
 def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, planner: Any, costs: Any,
               seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> Callable[[int], Plan]:
     """A function from a micro-batch's size to ``tp.plan``'s plan for the engine."""
-    from ..planning.entrance import plan
+    from ..planning.entrance import made
+    from ..planning.request import check_request
 
     if not isinstance(model, GPTConfig) or cluster is None:
         raise InvalidTypeError("executable is True: a GPTConfig as model and its cluster, for tp.plan, would be right")
@@ -121,9 +123,16 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
     stages = whole("stages", stages)
     micros = stages if micro_batches is None else whole("micro_batches", integer(micro_batches, "micro_batches"), 1, 65536)
     length = model.block_size if seq_len is None else seq_len
-    return lambda batch: plan(model, cluster, batch * micros, length, costs, planner=planner, schedule=schedule, stages=stages,
-                              memory_bytes=memory_bytes, slicing=[(batch, [length])] * micros, executable=True,
-                              progress=False)  # fmt: skip
+
+    def plan_at(batch: int) -> Plan:
+        start = time.perf_counter()
+        request = check_request(model, cluster, batch * micros, length, costs, planner=planner, schedule=schedule, stages=stages,
+                                memory_bytes=memory_bytes, slicing=[(batch, [length])] * micros, executable=True,
+                                data_parallel=None, tensor_parallel=None, chunks=None, granularity=None, partition=None,
+                                time_limit_s=None)  # fmt: skip
+        return made(request, False, start)
+
+    return plan_at
 
 
 def _largest(fit: Callable[[int], Any], most: int) -> tuple[int, Any, int]:
@@ -184,10 +193,13 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
     optimise = None if optimise_memory is None else flag(optimise_memory, "optimise_memory")
     limit, stages = whole("most", most), integer(stages, "stages")
     if flag(executable, "executable"):
+        from ..planning.entrance import tell_of_costs
+
         others = {"optimise_memory": optimise, "swap_bandwidth_Bps": swap_bandwidth_Bps or None,
                   "mode": None if mode == "physical" else mode, "link_bandwidth_Bps": link_bandwidth_Bps}  # fmt: skip
         plan_at = _plans_at(model, stages, memory_bytes, micro_batches, schedule, planner, costs, seq_len, cluster, others)
         batch, plan, tried = _largest(plan_at, min(limit, getattr(costs, "known_batch", limit)))
+        tell_of_costs(plan.cluster, plan.seq_len, costs)    # once, not of each batch
         return MaxBatch(batch, plan, plan.planner, tried)
     name, plan_of = _planner(planner, optimise)
     nodes_at = _at_batch(model, costs=costs, seq_len=seq_len, cluster=cluster)
