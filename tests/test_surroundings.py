@@ -567,6 +567,22 @@ def test_what_a_launcher_started_on_one_machine_is_counted_where_it_is_known(mon
         ask(1, words)
 
 
+def test_train_counts_the_ranks_that_its_launcher_started_here(monkeypatch):
+    train, told = importlib.import_module("terapipe_c.train"), {}
+
+    def make_job(**options):
+        told.update(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "make_job", make_job)
+    rank = train._Rank.__new__(train._Rank)
+    rank.place = find_place({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"})
+    with pytest.raises(KeyboardInterrupt):
+        rank._train({"timeout_s": 1})
+    assert (told["rank"], told["local_rank"], told["local_ranks"]) == (4, 1, 3)
+
+
 def test_the_memory_of_the_machine_is_read():
     machine, swap = job.machine_memory()
     assert machine is not None and tp._core.memory_room()[0] <= machine and machine > 10**8 and swap >= 0
