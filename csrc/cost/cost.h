@@ -30,10 +30,18 @@ typedef struct {
     double pair_s, a0, a1, a2, a3;
 } tp_cost_curve;
 
+/* What each curve says of a slice; slice 0: of none. */
+typedef struct {
+    double slice, context, batch;
+    double seconds[TP_BLOCK_KINDS][TP_COST_PHASES];
+} tp_cost_work;
+enum { TP_COST_KNOWN = 512 }; /* a power of two: planners change a plan slice by slice, and time it anew each time */
+
 typedef struct {
     tp_cost_curve curve[TP_BLOCK_KINDS][TP_COST_PHASES];
     double overhead_s; /* fixed, of every instruction */
     tp_cost_waits waits;
+    tp_cost_work *known; /* [TP_COST_KNOWN] zero at first: where tp_cost_durations remembers slices, one thread at a time; NULL: nowhere */
 } tp_cost;
 
 /* EVALUE naming curve and number: rows that do not ascend, a table of no units, a granularity below one token, negative waits. */

@@ -5,31 +5,48 @@
 
 #include "csrc/base/deadline.h"
 
-typedef struct {
-    double seconds[TP_BLOCK_KINDS][TP_COST_PHASES];
-} work;
-
 static void
-add(const tp_cost *cost, tp_block_kind kind, tp_cost_phase phase, double slice, double context, double batch, work *out)
+add(const tp_cost *cost, int kind, int phase, double slice, double context, double batch, tp_cost_work *out)
 {
     out->seconds[kind][phase] = tp_cost_seconds(&cost->curve[kind][phase], slice, context, batch);
 }
 
-/* All work of one unit, block by block kind. */
-static work
-unit_work(const tp_cost *cost, int32_t batch, int32_t slices, int32_t slice, double length, double context,
-          double total)
+/* Of a micro-batch with several sequences and slices: rows of one sequence are summed in one fixed order. */
+static tp_cost_work
+whole_work(const tp_cost *cost, int32_t batch, int32_t slices, int32_t slice, double length, double context, double total)
 {
-    work out = {{{0.0}}};
-    int whole = batch > 1 && slices > 1, last = slice == slices - 1;
+    tp_cost_work out = {.slice = 0.0};
+    int last = slice == slices - 1;
     for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
-        for (int phase = 0; phase < TP_COST_PHASES; phase++) {
-            int once = whole && (phase == TP_COST_W || kind == TP_HEAD);
-            if (!once)
-                add(cost, (tp_block_kind)kind, (tp_cost_phase)phase, length, context, batch, &out);
+        for (int phase = 0; phase < TP_COST_PHASES; phase++)
+            if (phase != TP_COST_W && kind != TP_HEAD)
+                add(cost, kind, phase, length, context, batch, &out);
             else if (phase == TP_COST_W ? slice == 0 : last)
-                add(cost, (tp_block_kind)kind, (tp_cost_phase)phase, total, 0.0, batch, &out);
-        }
+                add(cost, kind, phase, total, 0.0, batch, &out);
+    return out;
+}
+
+/* Where it is remembered: the mixed bits of the three, as whole numbers. */
+static tp_cost_work *
+place_of(const tp_cost *cost, double length, double context, double batch)
+{
+    uint32_t key = (uint32_t)length * 2654435761u ^ (uint32_t)context * 2246822519u ^ (uint32_t)batch * 3266489917u;
+    return &cost->known[(key ^ key >> 15) % TP_COST_KNOWN];
+}
+
+/* All work of one unit, block by block kind. */
+static tp_cost_work
+unit_work(const tp_cost *cost, double batch, double length, double context)
+{
+    tp_cost_work *known = cost->known == NULL ? NULL : place_of(cost, length, context, batch);
+    if (known != NULL && known->slice == length && known->context == context && known->batch == batch)
+        return *known;
+    tp_cost_work out = {length, context, batch, {{0.0}}};
+    for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
+        for (int phase = 0; phase < TP_COST_PHASES; phase++)
+            add(cost, kind, phase, length, context, batch, &out);
+    if (known != NULL)
+        *known = out;
     return out;
 }
 
@@ -75,7 +92,7 @@ typedef struct {
 
 /* Seconds of a unit on every stage; W of blocks that wait, alone, without what an instruction costs besides. */
 static void
-put_unit(const tables *t, const work *done, int waits, int64_t unit)
+put_unit(const tables *t, const tp_cost_work *done, int waits, int64_t unit)
 {
     for (int32_t k = 0; k < t->stages; k++)
         for (int phase = 0; phase < TP_COST_PHASES; phase++) {
@@ -115,7 +132,8 @@ put_micro(const tables *t, int32_t batch, int32_t slices, const int32_t *lengths
     for (int32_t s = 0; s < slices; s++)
         total += lengths[s];
     for (int32_t s = 0; s < slices; context += lengths[s++]) {
-        work done = unit_work(t->cost, batch, slices, s, lengths[s], context, total);
+        tp_cost_work done = batch > 1 && slices > 1 ? whole_work(t->cost, batch, slices, s, lengths[s], context, total)
+                                                    : unit_work(t->cost, batch, lengths[s], context);
         put_unit(t, &done, waits, unit + s);
     }
     if (waits)

@@ -6,8 +6,12 @@
 
 #include "csrc/base/rng.h"
 
+/* A name with its length: planners ask for every tensor of every stage of thousands of plans. */
+#define NAMED(text) text, sizeof text - 1
+
 typedef struct {
     const char *name;
+    size_t length;      /* of the name */
     int32_t ffn;        /* 0: of the attention block, 1: of the FFN block */
     int32_t rows, cols; /* multiples of n_embd; rows 0: a vector */
     int32_t is_bias;
@@ -15,12 +19,12 @@ typedef struct {
 } layer_param;
 
 static const layer_param layer_params[] = {
-    {"ln_1.weight", 0, 0, 1, 0, TP_INIT_ONE},          {"ln_1.bias", 0, 0, 1, 1, TP_INIT_ZERO},
-    {"attn.c_attn.weight", 0, 1, 3, 0, TP_INIT_NORMAL}, {"attn.c_attn.bias", 0, 0, 3, 1, TP_INIT_ZERO},
-    {"attn.c_proj.weight", 0, 1, 1, 0, TP_INIT_RESIDUAL}, {"attn.c_proj.bias", 0, 0, 1, 1, TP_INIT_ZERO},
-    {"ln_2.weight", 1, 0, 1, 0, TP_INIT_ONE},          {"ln_2.bias", 1, 0, 1, 1, TP_INIT_ZERO},
-    {"mlp.c_fc.weight", 1, 1, 4, 0, TP_INIT_NORMAL},   {"mlp.c_fc.bias", 1, 0, 4, 1, TP_INIT_ZERO},
-    {"mlp.c_proj.weight", 1, 4, 1, 0, TP_INIT_RESIDUAL}, {"mlp.c_proj.bias", 1, 0, 1, 1, TP_INIT_ZERO},
+    {NAMED("ln_1.weight"), 0, 0, 1, 0, TP_INIT_ONE},          {NAMED("ln_1.bias"), 0, 0, 1, 1, TP_INIT_ZERO},
+    {NAMED("attn.c_attn.weight"), 0, 1, 3, 0, TP_INIT_NORMAL}, {NAMED("attn.c_attn.bias"), 0, 0, 3, 1, TP_INIT_ZERO},
+    {NAMED("attn.c_proj.weight"), 0, 1, 1, 0, TP_INIT_RESIDUAL}, {NAMED("attn.c_proj.bias"), 0, 0, 1, 1, TP_INIT_ZERO},
+    {NAMED("ln_2.weight"), 1, 0, 1, 0, TP_INIT_ONE},          {NAMED("ln_2.bias"), 1, 0, 1, 1, TP_INIT_ZERO},
+    {NAMED("mlp.c_fc.weight"), 1, 1, 4, 0, TP_INIT_NORMAL},   {NAMED("mlp.c_fc.bias"), 1, 0, 4, 1, TP_INIT_ZERO},
+    {NAMED("mlp.c_proj.weight"), 1, 4, 1, 0, TP_INIT_RESIDUAL}, {NAMED("mlp.c_proj.bias"), 1, 0, 1, 1, TP_INIT_ZERO},
 };
 enum { LAYER_PARAMS = sizeof layer_params / sizeof layer_params[0] };
 
@@ -37,15 +41,15 @@ tp_model_params(const tp_model *model)
 }
 
 static void
-append(tp_param *out, const char *text)
+append(tp_param *out, const char *text, size_t count)
 {
-    size_t at = (size_t)out->length, count = strlen(text), room = sizeof out->name - 1 - at;
+    size_t at = (size_t)out->length, room = sizeof out->name - 1 - at;
     count = count < room ? count : room;
     memcpy(out->name + at, text, count); /* what is behind is zero */
     out->length += (int32_t)count;
 }
 
-/* Planners ask for every tensor of every stage of thousands of plans: printf's share of that was a fifth of their time. */
+/* printf's share of planning was a fifth. */
 static void
 append_number(tp_param *out, int number)
 {
@@ -54,13 +58,13 @@ append_number(tp_param *out, int number)
     do
         digits[--at] = (char)('0' + number % 10);
     while ((number /= 10) > 0);
-    append(out, digits + at);
+    append(out, digits + at, sizeof digits - 1 - (size_t)at);
 }
 
 static void
-set(tp_param *out, const char *name, int64_t rows, int64_t cols, int is_matrix, int block, tp_init init)
+set(tp_param *out, const char *name, size_t length, int64_t rows, int64_t cols, int is_matrix, int block, tp_init init)
 {
-    append(out, name);
+    append(out, name, length);
     out->rows = rows;
     out->cols = cols;
     out->is_matrix = is_matrix;
@@ -104,23 +108,23 @@ tp_model_param(const tp_model *model, int index, tp_param *out)
     int block = block_of(model, index), layers_end = 2 + model->n_layer * per_layer(model);
     memset(out, 0, sizeof *out);
     if (index == 0) {
-        set(out, "transformer.wte.weight", model->vocab_size, width, 1, block, TP_INIT_NORMAL);
+        set(out, NAMED("transformer.wte.weight"), model->vocab_size, width, 1, block, TP_INIT_NORMAL);
     } else if (index == 1) {
-        set(out, "transformer.wpe.weight", model->block_size, width, 1, block, TP_INIT_NORMAL);
+        set(out, NAMED("transformer.wpe.weight"), model->block_size, width, 1, block, TP_INIT_NORMAL);
     } else if (index < layers_end) {
         int layer = (index - 2) / per_layer(model);
         const layer_param *param = of_layer(model, index);
-        append(out, "transformer.h.");
+        append(out, NAMED("transformer.h."));
         append_number(out, layer);
-        append(out, ".");
-        set(out, param->name, param->rows ? param->rows * width : 1, param->cols * width, param->rows != 0, block,
+        append(out, NAMED("."));
+        set(out, param->name, param->length, param->rows ? param->rows * width : 1, param->cols * width, param->rows != 0, block,
             param->init);
     } else if (index == layers_end) {
-        set(out, "transformer.ln_f.weight", 1, width, 0, block, TP_INIT_ONE);
+        set(out, NAMED("transformer.ln_f.weight"), 1, width, 0, block, TP_INIT_ONE);
     } else if (model->bias && index == layers_end + 1) {
-        set(out, "transformer.ln_f.bias", 1, width, 0, block, TP_INIT_ZERO);
+        set(out, NAMED("transformer.ln_f.bias"), 1, width, 0, block, TP_INIT_ZERO);
     } else {
-        set(out, "lm_head.weight", model->vocab_size, width, 1, block, TP_INIT_NORMAL);
+        set(out, NAMED("lm_head.weight"), model->vocab_size, width, 1, block, TP_INIT_NORMAL);
     }
 }
 

@@ -17,6 +17,7 @@ tp_judge_close(tp_judge *judge)
     for (int i = 0; i < TP_JUDGE_KEPT; i++)
         tp_program_close(judge->kept[i].program);
     free(judge->table);
+    free(judge->cost.known);
     free(judge->blocks);
     free(judge->latency_s);
     free(judge->halved);
@@ -40,11 +41,16 @@ tp_judge_open(const tp_judge_request *request, tp_judge **out)
         judge->blocks = calloc(2 * stages * TP_BLOCK_KINDS, sizeof *judge->blocks);
     if (judge != NULL)
         judge->latency_s = calloc(2 * 2 * stages, sizeof *judge->latency_s); /* both ways, of two copies of the model */
-    if (judge == NULL || judge->blocks == NULL || judge->latency_s == NULL) {
+    if (judge != NULL) {
+        judge->cost = *request->costs.cost;
+        judge->cost.known = calloc(TP_COST_KNOWN, sizeof *judge->cost.known);
+    }
+    if (judge == NULL || judge->blocks == NULL || judge->latency_s == NULL || judge->cost.known == NULL) {
         tp_judge_close(judge);
         return tp_fail(TP_EMEMORY, "no memory for a judge of %d stages", request->ranks * request->chunks);
     }
     judge->asked = *request;
+    judge->asked.costs.cost = &judge->cost;
     judge->stages = request->ranks * request->chunks;
     judge->remade = judge->blocks + (ptrdiff_t)judge->stages * TP_BLOCK_KINDS;
     *out = judge;

@@ -21,6 +21,7 @@ typedef struct {
 
 struct tp_judge {
     tp_judge_request asked;
+    tp_cost cost; /* the request's, with room to remember */
     int stages; /* of one copy of the model */
     int64_t work;
     double *table;             /* [tables][cells]; a table: [rows][units] */

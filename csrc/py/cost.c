@@ -67,6 +67,7 @@ tp_py_pack_open(tp_py_state *state, PyObject *tuple, tp_py_pack *p)
     p->held = 0;
     if (!PyTuple_Check(tuple))
         return tp_py_invalid_type("cost pack: a tuple would be right"), -1;
+    p->cost.known = NULL;
     tp_cost_waits *waits = &p->cost.waits;
     if (!PyArg_ParseTuple(tuple, "OOOOOdd(ddd)", &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4], &granularity,
                           &p->cost.overhead_s, &waits->row_s, &waits->least, &waits->flush_s))
