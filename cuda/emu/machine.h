@@ -21,6 +21,7 @@
 #define SIMT_THREADS 1024
 #define SIMT_STACK (64 * 1024 * (1 + 3 * SIMT_ASAN)) /* with an unmapped page below it */
 #define SIMT_PAGE 4096
+#define SIMT_COLOURS 16 /* places of a page at which fibers' stacks begin */
 #define SIMT_SHARED (229 * 1024 + 49152)
 #define SIMT_DYNAMIC (227 * 1024) /* the most a block may have on sm_90 and sm_100 */
 #define SIMT_STATIC (48 * 1024)
@@ -56,7 +57,7 @@ typedef struct {
     void (*work)(void **lanes);  /* what for, at a meeting of the warp or warpgroup */
     void *mine;
     int copies, first_copy, group, groups_done;
-    simt_copy copy[SIMT_COPIES]; /* a ring, oldest at first_copy */
+    simt_copy *copy; /* [SIMT_COPIES] a ring, oldest at first_copy; elsewhere, as meetings look at every fiber's other fields */
     int named_name;              /* where it waits: a named barrier, or a phase's barrier and parity */
     int named_phase[SIMT_NAMED]; /* 1 + the last phase that it came to */
     const void *phase_barrier;
@@ -93,6 +94,7 @@ typedef struct {
     unsigned next_range;
     const void *host_stack;
     size_t host_stack_bytes;
+    simt_copy copy[SIMT_THREADS][SIMT_COPIES];
 } simt_machine;
 
 /* The calling thread's; NULL before its first launch. */

@@ -128,7 +128,9 @@ fiber_begin(simt_machine *m, int i)
     fiber->context.uc_link = NULL;
     makecontext(&fiber->context, fiber_main, 0);
 #else
-    void **top = (void **)(void *)(stack + SIMT_STACK) - 2; /* as after a call: 8 bytes off a multiple of 16 once popped */
+    /* As after a call: 8 bytes off a multiple of 16 once popped. Not at the same place of its page as the fibers beside it: what
+     * they all use at once would share a few lines of a cache. */
+    void **top = (void **)(void *)(stack + SIMT_STACK - (size_t)(i % SIMT_COLOURS) * (SIMT_PAGE / SIMT_COLOURS)) - 2;
     void (*entry)(void) = fiber_main;
     memset(top - 6, 0, 8 * sizeof *top);
     memcpy(top, &entry, sizeof entry);
@@ -417,8 +419,10 @@ machine_get(void)
         return tp_fail(TP_EMEMORY, "the emulator of CUDA has no memory for %zu bytes of stacks", bytes);
     }
     m->shared = shared;
-    for (int i = 0; i < SIMT_THREADS; i++)
+    for (int i = 0; i < SIMT_THREADS; i++) {
         (void)mprotect(fiber_stack(m, i) - SIMT_PAGE, SIMT_PAGE, PROT_NONE);
+        m->fiber[i].copy = m->copy[i];
+    }
     (void)pthread_once(&machine_once, machine_key_make);
     (void)pthread_setspecific(machine_key, m);
     tp_simt_machine = m;
