@@ -143,7 +143,7 @@ def test_what_a_plan_makes_again_is_judged_as_if_the_request_had_said_so(name):
             return found.seconds, fresh.lowered(found)
 
         if c.schedule != SLICED and any(flags):                # whose halves are chosen before anything is made again
-            timing = judge.timing(replace(c, savings=own))
+            timing = judge.timing(c._replace(savings=own))
             program = completed(judge, c, _core.judge_compute(judge._judge, judge._given(c)), timing, own)
             assert judged(NOTHING, own) == (pytest.approx(program.makespan(timing), rel=1e-12), program)
         assert judged(NOTHING, own) == judged(own, own) == judged(said, own)

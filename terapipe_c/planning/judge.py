@@ -47,8 +47,9 @@ class Savings(NamedTuple):
 NOTHING = Savings()
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
+    """A plan with its seconds: a tuple, as a search makes tens of thousands."""
+
     seconds: float
     schedule: str
     partition: Cut
@@ -144,6 +145,8 @@ class Judge:
         self.may_give_up = self.gave_up = False                # a search may end, or ended, once it is not likely to beat that plan
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # the memory of starts.kind_seconds
+        self.levels: dict[tuple[Any, ...], Cut] = {}           # the memory of starts.balanced
+        self.paces: dict[tuple[Micro, ...], float] = {}        # the memory of starts.estimate
         self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # the memory of ladder._besides
         self.ladders: dict[tuple[Any, ...], list[Candidate]] = {}   # a paper's planner's plans for all limits (ladder.py)
         self._seen: dict[tuple[Any, ...], Candidate] = {}
@@ -160,6 +163,7 @@ class Judge:
         judge = Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings,
                       self.links, self.beside, self._results)
         judge.rival_s, judge.in_passing = self.rival_s, self.in_passing
+        judge.levels, judge.paces = self.levels, self.paces    # no work is counted for these
         return judge
 
     def knows(self, c: Candidate, other: Judge) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -52,7 +51,7 @@ def _are_cut_exactly(judge: Judge, names: Sequence[str]) -> bool:
 def _ways(order: Candidate) -> list[Candidate]:
     """The order, and of looped stages also the one that they are built in, which may need less memory."""
     built = order.schedule == LOOPED and order.pending == 0 and len(order.slicing) > 1
-    return [order, replace(order, pending=as_built(0))] if built else [order]
+    return [order, order._replace(pending=as_built(0))] if built else [order]
 
 
 class _Hunt:

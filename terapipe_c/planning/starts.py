@@ -53,8 +53,11 @@ def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequ
     """The partition whose longest stage is shortest, by work in these phases with these slices and the schedule's updates."""
     if stages == 1:
         return ((0, judge.model.num_blocks),)
-    bounds = [int(x) for x in planners.balance(block_ticks(judge, slicing, phases, schedule), stages)]
-    return tuple(itertools.pairwise(bounds))
+    key = stages, slicing, tuple(phases), updates_of(schedule, len(slicing))
+    if key not in judge.levels:
+        bounds = [int(x) for x in planners.balance(block_ticks(judge, slicing, phases, schedule), stages)]
+        judge.levels[key] = tuple(itertools.pairwise(bounds))
+    return judge.levels[key]
 
 
 def block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str], schedule: str) -> NDArray[np.float64]:
@@ -200,9 +203,12 @@ def ends_apart(slicing: tuple[Micro, ...], ranks: int, unit: int, every: bool = 
 
 def estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
     """TeraPipe's objective, sum + (K - 1) max, for equal stages with the judge's number of chunks a rank: it orders the starts."""
-    d = judge.durations(((0, judge.model.num_blocks),), slicing)
-    unit = (d["F"] + d["I"] + d["W"])[0]
-    return rounded(float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks))
+    if slicing not in judge.paces:
+        d = judge.durations(((0, judge.model.num_blocks),), slicing)
+        unit = (d["F"] + d["I"] + d["W"])[0]
+        seconds = float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks)
+        judge.paces[slicing] = rounded(seconds)
+    return judge.paces[slicing]
 
 
 def starts_on(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
