@@ -122,6 +122,29 @@ def test_chunks_of_interleaved_stages():
         assert 0.3 * best < bound <= best
 
 
+@pytest.mark.parametrize("tables", [False, True])
+def test_a_rank_of_few_stages_has_their_overhead_alone(tables):
+    """As if each rank had the mean number of stages, the bound was 9 % above a program of the user's."""
+    shape, micros, partition = model(2), 6, ((0, 1), (1, 4), (4, 5), (5, 6))
+    if tables:
+        costs = tp.CostModel.from_table(np.full((2, 2), 10 / 3), np.full((2, 2), 20 / 3), 8)
+        costs = tp.CostModel.from_dict({**costs.to_dict(), "overhead_s": 1.0})
+    else:
+        line = Curve((0.0, 8.0), (10 / 3, 10 / 3))
+        costs = tp.CostModel({(kind, phase): line for kind in ("attention", "ffn") for phase in PHASES}, source="samples",
+                             overhead_s=1.0)
+    def each(*ops):
+        return " ".join(f"{op}{i}.0" for i in range(micros) for op in ops)
+
+    program = tp.Program.parse(f"{each('0F')} {each('2F', '3F', '3I', '2I', '3W', '2W')} {each('0I', '0W')}\n"
+                               f"{each('1F')} {each('1I', '1W')}\n")
+    durations = costs.durations(partition=partition, slicing=[(1, [8])] * micros, model=shape)
+    bound = tp.planners.slicing_bound(shape, costs, partition, [1] * micros, seq_len=8, granularity=8, ranks=2,
+                                      rank_of=program.rank_of)
+    fastest_s = program.lower(True).makespan(durations)
+    assert program.rank_of == (0, 1, 0, 0) and 0.95 * fastest_s < bound <= fastest_s * (1 + 1e-12)
+
+
 def test_a_plan_carries_it():
     shape = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, block_size=128, vocab_size=64)
     for batch, ranks, planner in ((1, 3, "terapipe"), (4, 2, "terapipe"), (4, 2, "uniform"), (2, 1, "terapipe")):

@@ -123,15 +123,15 @@ def _size(
             used = np.arange(3) < phases
             fixed[r, i] += (blocks[k][:, None] * whole_s * (once & used)).sum()
             weights[r, i] += blocks[k][:, None] * (~once & used)
-    fixed_slice = over * (stages // ranks) * np.array([3.0, 2.0])
+    fixed_slice = over * np.bincount(rank_of, minlength=ranks)[:, None] * np.array([3.0, 2.0])
     if _by_table(costs):
         shape = (ranks, 2, n + 1, n + 1)
         table = np.zeros(shape)
         for r, i in np.ndindex(ranks, 2):
-            table[r, i] = _core.cost_table(costs._pack, weights[r, i], float(batch), float(unit), n) + fixed_slice[i]
+            table[r, i] = _core.cost_table(costs._pack, weights[r, i], float(batch), float(unit), n) + fixed_slice[r, i]
         return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1]), head, tail, fixed, None
     lines, slope = _below(costs, weights, first, S, tokens, batch, unit)
-    lines += fixed_slice[:, None, None]
+    lines += fixed_slice[:, :, None, None]
     return np.ascontiguousarray(lines[:, 0]), np.ascontiguousarray(lines[:, 1]), head, tail, fixed, slope
 
 
