@@ -288,6 +288,7 @@ def test_the_largest_micro_batch_of_the_engine_is_what_tp_plan_fits():
     assert tp.max_batch(model, 2, 1e12, 3, planner="uniform", costs=measured, **given).batch == 3
     with pytest.raises(tp.InfeasibleError):
         tp.max_batch(model, 2, 1000, 3, planner="uniform", **given)
+    assert tp.max_batch(model, 2, 1e18, 3, planner="uniform", **given).batch == 65536     # of 3 devices: as many as tp.plan takes
 
 
 @pytest.mark.parametrize(("change", "said"), [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
-from ..config import GPTConfig, html_table, one_of, whole
+from ..config import Cluster, GPTConfig, html_table, one_of, whole
 from .answer import Answer
 from .arguments import flag, integer
 from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
@@ -109,12 +109,12 @@ def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
 
 
 def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, planner: Any, costs: Any,
-              seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> Callable[[int], Plan]:
-    """A function from a micro-batch's size to ``tp.plan``'s plan for the engine."""
+              seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> tuple[Callable[[int], Plan], int]:
+    """(A function from a micro-batch's size to ``tp.plan``'s plan for the engine, the largest size that tp.plan takes.)"""
     from ..planning.entrance import made
-    from ..planning.request import check_request
+    from ..planning.request import _MOST, check_request
 
-    if not isinstance(model, GPTConfig) or cluster is None:
+    if not isinstance(model, GPTConfig) or not isinstance(cluster, Cluster):
         raise InvalidTypeError("executable is True: a GPTConfig as model and its cluster, for tp.plan, would be right")
     for name, value in others.items():
         if value is not None:
@@ -132,7 +132,7 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
                                 time_limit_s=None)  # fmt: skip
         return made(request, False, start)
 
-    return plan_at
+    return plan_at, max(1, _MOST * cluster.num_devices // micros)
 
 
 def _largest(fit: Callable[[int], Any], most: int) -> tuple[int, Any, int]:
@@ -185,7 +185,8 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
         most: stop there.
         executable: True: what ``tp.plan`` fits for this engine, to the byte. ``planner`` is then one of its names and
             ``schedule`` of its schedules; a GPTConfig with its cluster (links and swaps are the cluster's); whole sequences;
-            ``result.plan`` is a tp.Plan, ready for ``launch``. Measured costs end it where they end.
+            ``result.plan`` is a tp.Plan, ready for ``launch``. Measured costs end it where they end, and so does
+            tp.plan's limit of 65536 sequences a step for each device.
 
     tp.InfeasibleError if not even one sample fits. A planner that is not exact may fit b + 1 where it fails at b: the
     answer is then some b that fits with b + 1 that does not.
@@ -197,8 +198,8 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
 
         others = {"optimise_memory": optimise, "swap_bandwidth_Bps": swap_bandwidth_Bps or None,
                   "mode": None if mode == "physical" else mode, "link_bandwidth_Bps": link_bandwidth_Bps}  # fmt: skip
-        plan_at = _plans_at(model, stages, memory_bytes, micro_batches, schedule, planner, costs, seq_len, cluster, others)
-        batch, plan, tried = _largest(plan_at, min(limit, getattr(costs, "known_batch", limit)))
+        plan_at, large = _plans_at(model, stages, memory_bytes, micro_batches, schedule, planner, costs, seq_len, cluster, others)
+        batch, plan, tried = _largest(plan_at, min(limit, large, getattr(costs, "known_batch", limit)))
         tell_of_costs(plan.cluster, plan.seq_len, costs)    # once, not of each batch
         return MaxBatch(batch, plan, plan.planner, tried)
     name, plan_of = _planner(planner, optimise)
