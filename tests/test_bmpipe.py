@@ -416,6 +416,8 @@ def test_mps_is_the_same_in_every_unit_of_time(tmp_path) -> None:
         tp.planners.bmpipe_mps(tmp_path / f"{k}.mps", layers, 2, 4, 64e9, 1, 0.001 * unit)
         texts.append([line for line in (tmp_path / f"{k}.mps").read_text().splitlines() if not line.startswith(" T ")])
     assert texts[0] == texts[1]
+    least = [{**layer, "fwd_s": 1e-310, "bwd_s": 1e-310, "strategies": layer["strategies"][:1]} for layer in model(6)]
+    assert tp.planners.bmpipe_mps(tmp_path / "least.mps", least, 2, 4, 64e9) >= 3     # 1 / 1e-310 is no double
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

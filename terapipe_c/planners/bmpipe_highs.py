@@ -41,7 +41,7 @@ class _Programme:
         even = [np.full(self.virtuals, float(count @ times) / self.virtuals) for times in (forward, backward)]
         longest = self.add_path(*even)
         # Solvers' tolerances are absolute, and a step may take microseconds: the objective is scaled to about a thousand.
-        self.scale = 2.0 ** (10 - math.frexp(longest)[1]) if longest > 0.0 else 1.0
+        self.scale = 2.0 ** min(10 - math.frexp(longest)[1], 1023) if longest > 0.0 else 1.0
         for stage in range(stages):  # the paths through each stage
             slow = np.ones(self.virtuals)
             slow[stage::stages] = 2.0
