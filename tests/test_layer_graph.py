@@ -320,6 +320,15 @@ def write(tmp_path, content) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_numbers_of_numpy_s_are_numbers(kind) -> None:
+    def graph(kind):
+        ways = [LayerVariant("a", kind(3), kind(2), kind(1), kind(4), {1 - i: kind(2)}) for i in range(2)]
+        return LayerGraph([LayerNode(i, {1: [ways[i]]}) for i in range(2)], [LayerEdge(0, 1, kind(5))], 2, 100.0, 10.0, 2)
+
+    assert parallel_layers(graph(kind)) == parallel_layers(graph(float))
+
+
 def test_a_file_is_read_as_it_stands(tmp_path) -> None:
     graph = load_piper(write(tmp_path, record()))
     assert (graph.devices, graph.memory_bytes, graph.bandwidth_Bps, graph.micro_batches) == (4, 100.0, 10.0, 4)

@@ -169,8 +169,9 @@ _MOST = 1e300  # the core's (csrc/plan/layer_space.c): sums of a graph stay fini
 
 
 def _number(value: Any, what: str, least: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise _core.InvalidTypeError(f"{what} is {brief(value)}: a number would be right")
+    value = value.item() if isinstance(value, np.generic) else value     # float32 does not hold the limit
     if not max(least, -_MOST) <= value <= _MOST:
         raise _core.InvalidValueError(f"{what} is {brief(value)}: a finite number of at least {least:g} and at most {_MOST:g} "
                                       "is needed")
