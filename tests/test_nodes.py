@@ -264,6 +264,12 @@ def test_files_that_are_no_text_and_blocks_that_are_no_numbers_are_named(tmp_pat
                 read(path)
 
 
+def test_an_even_division_keeps_blocks_together_where_each_stage_can_have_one():
+    nodes = tp.planners.Nodes(*np.ones((6, 7)), blocks=(0, 0, 0, 1, 2, 2, 2))
+    cuts = [tp.max_batch(nodes, stages, 1e9, 2, planner="uniform", most=1).plan.boundaries for stages in (2, 3, 4)]
+    assert cuts == [[0, 3, 7], [0, 3, 4, 7], [0, 1, 3, 5, 7]]
+
+
 def test_the_largest_micro_batch_of_the_engine_is_what_tp_plan_fits():
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=64, block_size=16)
     cluster = tp.Cluster(num_devices=3, peak_flops=1e12)
@@ -286,6 +292,7 @@ def test_the_largest_micro_batch_of_the_engine_is_what_tp_plan_fits():
     assert tp.max_batch(model, 2, 1e12, 3, planner="uniform", most=9, **given).batch == 9
     measured = tp.CostModel.from_dict({**tp.CostModel.analytic(model, cluster).to_dict(), "source": "measured", "micro_batch": 3})
     assert tp.max_batch(model, 2, 1e12, 3, planner="uniform", costs=measured, **given).batch == 3
+    assert len(tp.max_batch(model, 2, 1e12, planner="uniform", most=9, **given).plan.slicing) == 2     # as many as stages
     with pytest.raises(tp.InfeasibleError):
         tp.max_batch(model, 2, 1000, 3, planner="uniform", **given)
     assert tp.max_batch(model, 2, 1e18, 3, planner="uniform", **given).batch == 65536     # of 3 devices: as many as tp.plan takes

@@ -1,5 +1,6 @@
 """The bound over all slicings and orders, against every slicing in every schedule on the simulator."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,6 +11,7 @@ import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.config import KINDS
 from terapipe_c.cost import PHASES, Curve
+from terapipe_c.links import Links
 from terapipe_c.planning.judge import Judge, Replicas
 
 
@@ -145,6 +147,39 @@ def test_a_rank_of_few_stages_has_their_overhead_alone(tables):
     assert program.rank_of == (0, 1, 0, 0) and 0.95 * fastest_s < bound <= fastest_s * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("copies", [{"copy_byte_s": 0.01}, {"lent_byte_s": 0.02}])
+@pytest.mark.parametrize("far", [(), (True, False, True), (False, True, True)])
+def test_of_one_slice_there_and_back_it_is_the_step_itself(copies, far):
+    shape, partition = dataclasses.replace(model(2), tie_weights=False), ((0, 2), (2, 4), (4, 6))
+    curves = {(kind, phase): Curve((0.0, 8.0), (seconds, seconds)) for kind in KINDS
+              for phase, seconds in zip(PHASES, (1.0, 2.0, 0.5), strict=True)}
+    costs = tp.CostModel(curves, source="samples", overhead_s=0.1, latency_s=0.3, byte_s=0.01, **copies)
+    judge = Judge(shape, costs, 3, 1, None, links=Links(far, 5.0, 0.1) if far else Links())
+    best, _ = fastest(judge, partition, (1,), 1, 8, ("gpipe", "1f1b"))
+    bound = tp.planners.slicing_bound(shape, costs, partition, (1,), seq_len=8, granularity=8, links=judge.links)
+    assert bound <= best * (1 + 1e-12) and bound == pytest.approx(best)
+
+
+@pytest.mark.parametrize("sizes, n, curve", [
+    ((2,), 4, {("head", phase): Curve((0.0, 8.0), (5.0, 5.0)) for phase in PHASES}),  # the head of two sequences is done once
+    ((1,), 2, {("ffn", "F"): Curve((0.0, 8.0), (1.0, 1.0), 0.0, -5.0, 0.0, 1.0)}),    # 0 up to the longest context
+    ((1,), 4, {("ffn", "F"): Curve((0.0, 8.0), (1.0, 1.0), 0.0, 0.0, 0.0, -0.3)})])   # less and less, and 0 where it is long
+def test_of_one_rank_it_is_the_best_slicing(sizes, n, curve):
+    shape, costs = model(1), tp.CostModel({("attention", "F"): Curve((0.0, 8.0), (0.0, 0.0), 0.5), **curve}, source="samples",
+                                          latency_s=1.0, copy_byte_s=1.0)
+    best, _ = fastest(Judge(shape, costs, 1, 1, None), ((0, 4),), sizes, n, 8 // n, ("gpipe",))
+    for partition in (((0, 4),), ((0, 1), (1, 4))):            # two stages of one rank send each other nothing
+        bound = tp.planners.slicing_bound(shape, costs, partition, sizes, seq_len=8, granularity=8 // n, ranks=1)
+        assert bound <= best * (1 + 1e-12) and bound == pytest.approx(best)
+
+
+def test_no_sum_is_longer_than_its_update():
+    shape, table = model(2), tp.CostModel.from_table(np.ones((5, 5)), np.ones((5, 5)), 2)
+    bounds = [tp.planners.slicing_bound(shape, table, ((0, 2), (2, 6)), [1], seq_len=8, granularity=2, update_s=[1, 2], sum_s=sum_s)
+              for sum_s in ([1, 2], [1, 9])]
+    assert bounds[0] == bounds[1]
+
+
 def test_a_plan_carries_it():
     shape = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, block_size=128, vocab_size=64)
     for batch, ranks, planner in ((1, 3, "terapipe"), (4, 2, "terapipe"), (4, 2, "uniform"), (2, 1, "terapipe")):
@@ -159,6 +194,8 @@ def test_a_plan_carries_it():
     assert tp.Plan.from_dict(old).slicing_gap is None
     odd = tp.plan(shape, tp.Cluster(2), 1, 128, planner="terapipe", slicing=[(1, [61, 67])])
     assert odd.slicing_bound_s <= odd.step_time_s
+    finer = tp.plan(shape, tp.Cluster(2), 1, 128, planner="uniform", slicing=2, granularity=128)     # than what is to be planned
+    assert finer.slicing_bound_s <= finer.step_time_s
 
 
 def test_scaling_and_bad_input():
