@@ -18,6 +18,7 @@ from terapipe_c.planning.bounds import (
     least_work_s,
     order_bound_s,
     stages_bound_s,
+    whole_bound_s,
 )
 from terapipe_c.planning.judge import ORDERS, Savings, possible
 from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, ROUND, check_request, has_chunks
@@ -248,6 +249,17 @@ def test_a_link_that_is_slower_than_the_ranks_is_in_the_bound(chunks, zigzag, me
     assert seconds < bound < 1.01 * seconds
 
 
+def test_one_rank_waits_for_no_message_and_several_for_one_there_and_one_back():
+    """Of messages that take much longer than all work."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32, tie_weights=False)
+    cluster = tp.Cluster(num_devices=3, memory_bytes=1e9, link_latency_s=1.0, peak_flops=1e9)
+    request = request_of(model, cluster, 1, tp.CostModel.analytic(model, cluster), 32)
+    alone = request.judge(1).judge("gpipe", ((0, 10),), ((1, (32,)),)).seconds
+    assert stages_bound_s(request, 1, 1, 1, least_of_kinds(request, 1)) <= alone * (1 + 1e-12) < 0.5
+    three = request.judge(3).judge("gpipe", ((0, 3), (3, 7), (7, 10)), ((1, (32,)),), 0).seconds
+    assert 0.95 * three < whole_bound_s(request, 3, 1, True) <= three * (1 + 1e-12) < 4.5
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_forwards_in_halves_are_in_the_bounds(given):
     """Where two sequences at once take much longer forward than apart, and backward much shorter."""
@@ -265,6 +277,9 @@ def test_forwards_in_halves_are_in_the_bounds(given):
         least = min(request.judge(ranks).judge(SLICED, cut, slicing, 0).seconds for cut in cuts)
         assert bound_s(request, ranks, 1, 1, least_work_s(request, 4)) <= least
         assert stages_bound_s(request, ranks, 1, 1, least_of_kinds(request, 4)) <= least
+        again = Savings(tuple(block.kind == "ffn" for block in model.blocks))
+        least = min(request.judge(ranks).judge(SLICED, cut, slicing, 0, again).seconds for cut in cuts)
+        assert again_bound_s(dataclasses.replace(request, schedules=(SLICED,), ranks=(ranks,)), ("ffn",))[ranks] <= least
 
 
 def test_no_plan_that_recomputes_is_faster_than_its_bound():

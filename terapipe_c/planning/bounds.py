@@ -248,7 +248,9 @@ def _least_limit(ways: Sequence[tuple[Sequence[float], Sequence[float], Sequence
                 break
         return at == blocks
 
-    low, high = 0.0, ways[0][0][-1] + ways[0][1][-1] + max(ways[0][2])
+    low, high, *others = 0.0, *(ends[-1] + work[-1] + max(more) for ends, work, more in ways)
+    if others and not enough(high):                            # the other conditions want more than the first one ever does
+        low, high = high, max(others)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
