@@ -185,6 +185,17 @@ def test_what_a_planner_recomputes_to_fit_is_simulated_and_done(planner, tmp_pat
     assert report.bubbles["recompute"] > 0
 
 
+@pytest.mark.parametrize("planner", ["autopipe", "pipedream"])
+def test_recomputation_that_is_given_is_work_of_its_blocks(planner):
+    model = tp.GPTConfig(n_layer=20, n_head=2, n_embd=32, vocab_size=64, block_size=64)
+    cluster = tp.Cluster(num_devices=2, memory_bytes=1e12, peak_flops=1e10, link_latency_s=1e-6)
+    asked = dict(stages=2, schedule="1f1b", recompute=[0 < i < 21 for i in range(42)])
+    plan = make(planner, model, cluster, **asked)
+    cuts = [[(0, k), (k, 42)] for k in range(15, 26)]
+    assert plan.stages != [(0, 21), (21, 42)]                  # even ones
+    assert plan.step_time_s <= min(make("uniform", model, cluster, partition=cut, **asked).step_time_s for cut in cuts) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("planner", [name for name in PLANNERS if name not in (*SAVERS, "dawnpiper_binary")])
 def test_recomputation_that_is_given_is_planned_and_done(planner):
     plan = make(planner, LONG, stages=3, recompute="ffn")
