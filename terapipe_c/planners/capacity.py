@@ -112,7 +112,7 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
               seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> tuple[Callable[[int], Plan], int]:
     """(A function from a micro-batch's size to ``tp.plan``'s plan for the engine, the largest size that tp.plan takes.)"""
     from ..planning.entrance import made
-    from ..planning.request import _MOST, check_request
+    from ..planning.request import MOST_MICROS, check_request
 
     if not isinstance(model, GPTConfig) or not isinstance(cluster, Cluster):
         raise InvalidTypeError("executable is True: a GPTConfig as model and its cluster, for tp.plan, would be right")
@@ -132,7 +132,7 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
                                 time_limit_s=None)  # fmt: skip
         return made(request, False, start)
 
-    return plan_at, max(1, _MOST * cluster.num_devices // micros)
+    return plan_at, max(1, MOST_MICROS * cluster.num_devices // micros)
 
 
 def _largest(fit: Callable[[int], Any], most: int) -> tuple[int, Any, int]:

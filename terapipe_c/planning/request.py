@@ -34,7 +34,7 @@ BOTH_WAYS = ("auto", "terapipe", "uniform")   # planners that can plan two copie
 AUTO = ("seq1f1b", "1f1b", "gpipe")
 ROUND = ("interleaved", LOOPED)            # whose stages go round the ranks, as often as there are chunks
 SCHEDULES = ("auto", *AUTO, *ROUND, SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE, PIPEDREAM)
-_MOST = 65536                             # most micro-batches of a program
+MOST_MICROS = 65536                       # most micro-batches of a program
 _LARGE = 65536                            # up to so many (slices x stages) of a program the search is quick
 _FEW_SLICES = 8                           # a sequence may have so many slices however large the program gets
 SEVERAL = (*ROUND, *ZIGZAG)        # schedules with several stages a rank
@@ -333,8 +333,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if not isinstance(cluster, Cluster):
         raise InvalidTypeError(f"cluster is {type(cluster).__name__}: a Cluster would be right")
     batch, seq_len = whole("batch", batch), whole("seq_len", seq_len)
-    if batch > _MOST * cluster.num_devices:
-        raise InvalidValueError(f"batch is {batch}: at most {_MOST} sequences for each device would be right")
+    if batch > MOST_MICROS * cluster.num_devices:
+        raise InvalidValueError(f"batch is {batch}: at most {MOST_MICROS} sequences for each device would be right")
     if seq_len > model.block_size:
         raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
     planner, schedule = _one_of("planner", planner, PLANNERS), _one_of("schedule", schedule, SCHEDULES)
