@@ -432,3 +432,14 @@ def test_the_stages_that_are_chosen_are_the_fastest_and_a_finer_grid_chooses_no_
             except (InfeasibleError, InvalidValueError):
                 continue
             assert seconds[1] <= alone * (1 + 2e-9), (i, ranks, seconds, alone)
+
+
+def test_a_judge_that_has_timed_other_slices_times_these_as_ever():
+    """More slices of one length, and more micro-batches of one, than it remembers: places are shared."""
+    model = GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=16, block_size=2048)
+    judge = Judge(model, CostModel.analytic(model, CLUSTER), 1, 1, None)
+    for slicing in (((1, (1,) * 2048),), ((1, (2,) * 1024),), tuple((b, (4,)) for b in range(1, 1100)), ((1, (1,) * 2048),)):
+        c = judge.judge("1f1b", ((0, 4),), slicing, 0)
+        assert c.seconds == pytest.approx(judge.lowered(c).makespan(judge.timing(c)), rel=1e-12)
+        judge._seen.clear()
+        judge._results.runs.clear()
