@@ -377,6 +377,28 @@ def test_as_many_micro_batches_as_a_program_holds_are_planned():
         planners.uniform([1.0, 1.0], [2.0, 2.0], 2, 65537)
 
 
+def test_a_batch_of_more_sequences_than_micro_batches_is_planned_where_it_is_said_how():
+    """Without a slicing it was refused for micro-batches that nobody had asked for, after lists of a gibibyte; and on a cluster of
+    32768 devices, whose limit is above an int32's, for a batch of -2147483648."""
+    model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=9, block_size=8)
+
+    def planned(batch: int, devices: int = 4, **given: object) -> tp.Plan:
+        return tp.plan(model, tp.Cluster(num_devices=devices, memory_bytes=10**18), batch, 8, planner="uniform", stages=2, **given)
+
+    with pytest.raises(tp.InvalidValueError, match="batch is 65537: at most 65536 sequences for each replica"):
+        planned(65537)
+    with pytest.raises(tp.InvalidValueError, match="batch is 131074 and data_parallel 2: at most 65536 sequences for each replica"):
+        planned(131074, data_parallel=2)
+    assert planned(4 * 65536, slicing=[(65536, [8])] * 4).slicing == [(65536, [8])] * 4
+    with pytest.raises(tp.InvalidValueError, match="batch is 262145: at most 65536 sequences for each device would be right"):
+        planned(4 * 65536 + 1, slicing=[(65536, [8])] * 4)
+    assert planned(2**31 - 1, 40000, slicing=[(2**31 - 1, [8])]).batch == 2**31 - 1
+    with pytest.raises(tp.InvalidValueError, match="batch is 2147483648: .* and 2147483647 in all"):
+        planned(2**31, 40000, slicing=[(2**30, [8])] * 2)
+    large = tp.max_batch(model, 2, 1e18, 2, planner="uniform", cluster=tp.Cluster(num_devices=40000), most=2**40, executable=True)
+    assert large.batch == 2**30 - 1
+
+
 @pytest.mark.parametrize("wrong, words", [
     ({"update_s": "abc"}, "update_s is str"), ({"update_s": 10**400}, "update_s is 1000"),
     ({"update_s": [1.0, 1.0, 1.0]}, "update_s has 3 entries"),

@@ -112,7 +112,7 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
               seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> tuple[Callable[[int], Plan], int]:
     """(A function from a micro-batch's size to ``tp.plan``'s plan for the engine, the largest size that tp.plan takes.)"""
     from ..planning.entrance import made
-    from ..planning.request import MOST_MICROS, check_request
+    from ..planning.request import check_request, most_batch
 
     if not isinstance(model, GPTConfig) or not isinstance(cluster, Cluster):
         raise InvalidTypeError("executable is True: a GPTConfig as model and its cluster, for tp.plan, would be right")
@@ -132,7 +132,7 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
                                 time_limit_s=None)  # fmt: skip
         return made(request, False, start)
 
-    return plan_at, max(1, MOST_MICROS * cluster.num_devices // micros)
+    return plan_at, max(1, most_batch(cluster) // micros)
 
 
 def _largest(fit: Callable[[int], Any], most: int) -> tuple[int, Any, int]:
@@ -186,7 +186,7 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
         executable: True: what ``tp.plan`` fits for this engine, to the byte. ``planner`` is then one of its names and
             ``schedule`` of its schedules; a GPTConfig with its cluster (links and swaps are the cluster's); whole sequences;
             ``result.plan`` is a tp.Plan, ready for ``launch``. Measured costs end it where they end, and so does
-            tp.plan's limit of 65536 sequences a step for each device.
+            tp.plan's limit of 65536 sequences a step for each device (2^31 - 1 in all).
 
     tp.InfeasibleError if not even one sample fits. A planner that is not exact may fit b + 1 where it fails at b: the
     answer is then some b that fits with b + 1 that does not.

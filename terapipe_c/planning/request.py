@@ -35,6 +35,7 @@ AUTO = ("seq1f1b", "1f1b", "gpipe")
 ROUND = ("interleaved", LOOPED)            # whose stages go round the ranks, as often as there are chunks
 SCHEDULES = ("auto", *AUTO, *ROUND, SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE, PIPEDREAM)
 MOST_MICROS = 65536                       # most micro-batches of a program
+MOST_BATCH = 2**31 - 1                    # C counts sequences in an int32
 _LARGE = 65536                            # up to so many (slices x stages) of a program the search is quick
 _FEW_SLICES = 8                           # a sequence may have so many slices however large the program gets
 SEVERAL = (*ROUND, *ZIGZAG)        # schedules with several stages a rank
@@ -321,6 +322,11 @@ def _check_recompute(recompute: Any, model: GPTConfig, planner: str) -> tuple[bo
     return tuple(bool(flag) for flag in flags)
 
 
+def most_batch(cluster: Cluster) -> int:
+    """The largest number of sequences a step that ``tp.plan`` takes on a cluster."""
+    return min(MOST_MICROS * cluster.num_devices, MOST_BATCH)
+
+
 def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, *, planner: Any, schedule: Any, stages: Any,
                   data_parallel: Any, tensor_parallel: Any, chunks: Any, memory_bytes: Any, granularity: Any, partition: Any,
                   slicing: Any, executable: Any, time_limit_s: Any, recompute: Any = None) -> Request:
@@ -333,8 +339,9 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if not isinstance(cluster, Cluster):
         raise InvalidTypeError(f"cluster is {type(cluster).__name__}: a Cluster would be right")
     batch, seq_len = whole("batch", batch), whole("seq_len", seq_len)
-    if batch > MOST_MICROS * cluster.num_devices:
-        raise InvalidValueError(f"batch is {batch}: at most {MOST_MICROS} sequences for each device would be right")
+    if batch > most_batch(cluster):
+        raise InvalidValueError(f"batch is {batch}: at most {MOST_MICROS} sequences for each device would be right, and "
+                                f"{MOST_BATCH} in all")
     if seq_len > model.block_size:
         raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
     planner, schedule = _one_of("planner", planner, PLANNERS), _one_of("schedule", schedule, SCHEDULES)
@@ -342,6 +349,9 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     replicas = _check_parallel(cluster, batch, data_parallel, tensor_parallel, executable is True)
     free_chunks = planner == "auto" and chunks is None and schedule in ("auto", *_MANY) and partition is None
     names, chunks = _check_schedule(planner, schedule, chunks)
+    if slicing is None and batch // replicas > MOST_MICROS:    # planners make lists of micro-batches
+        raise InvalidValueError(f"batch is {batch}" + f" and data_parallel {replicas}" * (replicas > 1) + f": at most "
+                                f"{MOST_MICROS} sequences for each replica would be right, or a slicing into as many micro-batches")
     checked = None if partition is None else check_partition(partition, model)
     ranks = _check_stages(model, cluster, stages, chunks, replicas, checked)
     cut = None if slicing is None else check_slicing(slicing, batch // replicas, seq_len)
