@@ -86,3 +86,23 @@ def test_groups_whose_times_are_beyond_what_is_taken_are_left_out():
               for count, f in ((12, 6.3e99), (6, 2e99))]  # fmt: skip
     found = tp.planners.bmpipe(layers, 4, 8, 1e9, chunks=2, time_limit_s=None, prove=False)
     assert 0.0 < found.step_time_s < 1e103
+
+
+def test_the_bound_of_highs_is_none_of_a_plan_that_may_not_be_the_best(monkeypatch):
+    """It stops here at the first plan that is within nine tenths: what it has proved is the bound, not that plan's seconds."""
+    highspy = pytest.importorskip("highspy")
+
+    class Hasty(highspy.Highs):
+        def setOptionValue(self, name, value):
+            return super().setOptionValue(name, 0.9 if name == "mip_rel_gap" else value)
+
+    def strategies(forward):
+        return [{"extra_bwd_s": extra * forward, "activation_bytes": kept} for extra, kept in ((0.0, 7.0), (0.1, 2.5), (0.4, 1.0))]
+
+    layers = [{"count": n, "fwd_s": f, "bwd_s": 1.9 * f, "static_bytes": 3.0, "strategies": strategies(f)}
+              for n, f in ((5, 7.3), (4, 11.9), (7, 3.1), (3, 17.7))]
+    best = tp.planners.bmpipe(layers, 3, 6, 100.0, 1, 0.5, None)
+    monkeypatch.setattr(highspy, "Highs", Hasty)
+    found = tp.planners.bmpipe_highs(layers, 3, 6, 100.0, 1, 0.5)
+    assert best.optimal and found.step_time_s > 1.01 * best.step_time_s
+    assert found.lower_bound_s <= best.step_time_s and not found.optimal

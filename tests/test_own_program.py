@@ -1,4 +1,7 @@
 """`Plan.with_program`: a user's own order of a plan's work, proved, simulated, sized and run."""
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 
@@ -127,3 +130,20 @@ def test_an_order_that_holds_too_much():
     with pytest.raises(tp.InfeasibleError, match=r"rank \d needs (\d+) bytes with this program and may use") as refused:
         limited.with_program(tp.schedules.gpipe(2, BATCH, 2))
     assert str(max(plan().peak_memory_bytes)) in str(refused.value)
+
+
+def test_a_program_that_holds_too_much_is_told_the_least_that_its_swaps_need():
+    """What is brought back later takes longer and holds less: these are the bytes that the refusal names."""
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=64, block_size=256)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e12, host_bandwidth_Bps=1e9, swaps_beside=True)
+    asked = {"batch": 8, "seq_len": 256, "stages": 4, "schedule": "1f1b"}
+    most = max(tp.plan(model, cluster, planner="uniform", **asked).peak_memory_bytes)
+    given = tp.plan(model, cluster, planner="dawnpiper", memory_bytes=0.5 * most, **asked)
+    assert given.program.swaps_beside
+    for program in (tp.schedules.zb_h1(4, 8), tp.schedules.zb_h2(4, 8)):
+        with pytest.raises(tp.InfeasibleError, match=r"memory_bytes = (\d+)") as refused:
+            given.with_program(program)
+        least = int(re.search(r"memory_bytes = (\d+)", str(refused.value))[1])
+        assert max(dataclasses.replace(given, memory_limit_bytes=least).with_program(program).peak_memory_bytes) == least
+        with pytest.raises(tp.InfeasibleError):
+            dataclasses.replace(given, memory_limit_bytes=least - 1).with_program(program)

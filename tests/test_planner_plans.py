@@ -125,6 +125,16 @@ def refused(plan, word, monkeypatch):
         tp.launch(plan, DATA, STEPS, processes=False, progress=False)
 
 
+@pytest.mark.parametrize("planner", ["dawnpiper", "dawnpiper_binary"])
+def test_a_stage_may_hold_more_than_the_one_before(planner):
+    """BPipe's second rank does here, of slices that differ: DawnPiper's planners take no such numbers."""
+    cuts = ((12, 4, 8), (24,), (8, 12, 4), (8, 12, 4), (8, 4, 12), (8, 4, 12), (24,), (8, 4, 12))
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=8, vocab_size=64, block_size=24)
+    plan = tp.plan(model, CLUSTER, 8, 24, planner=planner, schedule="bpipe", stages=6, slicing=[(1, cut) for cut in cuts])
+    held = activation_slots(plan.program)
+    assert plan.schedule == "bpipe" and held[1] > held[0]
+
+
 def test_replicas_are_planned_and_refused_by_launch(monkeypatch):
     plan = make("uniform", stages=2, data_parallel=2)
     assert plan.data_parallel == 2 and plan.num_devices == 4 and sum(b for b, _ in plan.slicing) == BATCH // 2

@@ -164,6 +164,22 @@ def test_links_beside_the_work_equal_enumeration():
     print(f"{count} of {count} equal enumeration, {proved} proved; in {within} no message was longer than its slice")
 
 
+def test_a_message_may_be_longer_than_its_slice_only_at_the_second_place():
+    """Costs that are linear in the context are less after one unit than after none: only there messages are too long."""
+
+    class Costs:
+        def slice_cost(self, seq_len, granularity, phase):
+            return {"G0": np.array([0.0, 6, 12, 12, 19, 13, 17]), "G1": np.array([0.0, 0, 5, 3, 5, 3, 2]), "a2": 0.0, "a3": 1.0}
+
+    seconds, cost = np.array([0.0, 4, 1, 12, 9, 8, 4]), Costs().slice_cost(6, 1, "both")
+    s, c = np.indices((7, 7))
+    table = np.where(c == 0, cost["G0"][s], cost["G1"][s] + s * c)
+    message = np.repeat(seconds[:, None], 7, axis=1)
+    want = min(uneven_time([table] * 3, *cut, message) for cut in CUTS[6])
+    found = planners.slice_tokens(Costs(), 3, seq_len=6, granularity=1, comm=seconds)
+    assert found.optimal and close(found.latency_s, want)
+
+
 def test_links_of_a_cost_model_and_by_length():
     seconds = 1e-4 + 1e-7 * np.arange(257) * 8
     plan = planners.slice_tokens(Curve(), 24, seq_len=2048, granularity=8, comm=seconds)
