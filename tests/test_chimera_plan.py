@@ -102,6 +102,43 @@ def test_two_ranks_are_refused_no_limit_that_any_boundary_fits(again):
         assert refused.value.memory_bytes == least
 
 
+LONG = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=96)
+LINKED = tp.Cluster(num_devices=4, link_latency_s=1e-5, link_bandwidth_Bps=1e9, peak_flops=1e9)
+
+
+def test_boundaries_that_are_given_are_kept():
+    """Others are faster: each of the search's moves of boundaries would have taken some."""
+    request = dict(batch=8, seq_len=96, schedule="chimera", stages=4, granularity=24)
+    free = tp.plan(LONG, LINKED, **request)
+    for given in ([(0, 1), (1, 2), (2, 7), (7, 10)], [(0, 3), (3, 5), (5, 8), (8, 10)]):
+        kept = tp.plan(LONG, LINKED, partition=given, **request)
+        assert kept.stages == given != free.stages and free.step_time_s < kept.step_time_s
+
+
+def test_micro_batches_are_no_larger_than_measured():
+    costs = tp.CostModel.from_dict({**tp.CostModel.analytic(MODEL, CLUSTER).to_dict(), "overhead_s": 1e-2})
+    measured = tp.CostModel.from_dict({**costs.to_dict(), "source": "measured", "micro_batch": 2})
+    most = [max(b for b, _ in planned(batch=16, stages=2, costs=of).slicing) for of in (costs, measured)]
+    assert most[0] > 2 and most[1] <= 2
+
+
+def test_of_equally_fast_plans_the_one_that_needs_least_memory_is_taken():
+    request = dict(batch=8, seq_len=96, schedule="chimera", stages=4, granularity=24)
+    plan = tp.plan(LONG, LINKED, **request)
+    leaner = tp.plan(LONG, LINKED, memory_bytes=max(plan.peak_memory_bytes) - 1, **request)
+    assert leaner.step_time_s > plan.step_time_s * (1 + 1e-11)
+
+
+def test_a_refusal_names_what_the_number_of_ranks_needs_that_needs_least():
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=8, vocab_size=500, block_size=96)
+    cluster, needed = tp.Cluster(num_devices=8), {}
+    for stages in (8, 4, 2, None):
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, cluster, 8, 96, schedule="chimera", stages=stages, granularity=96, memory_bytes=1000)
+        needed[stages] = refused.value.memory_bytes
+    assert needed.pop(None) == min(needed.values()) < needed[8]
+
+
 def test_more_memory_never_hurts():
     wide = tp.GPTConfig(n_layer=5, n_head=2, n_embd=24, vocab_size=301, block_size=32)
     roomy = planned(stages=4, model=wide)
