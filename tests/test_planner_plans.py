@@ -135,6 +135,16 @@ def test_a_stage_may_hold_more_than_the_one_before(planner):
     assert plan.schedule == "bpipe" and held[1] > held[0]
 
 
+@pytest.mark.parametrize("schedule", ["auto", "sliced-1f1b", "interleaved", "zb-v"])
+def test_micro_batches_are_no_larger_than_what_was_measured(schedule):
+    """Where every instruction takes long more sequences at once are faster: costs of a file know how many were tried."""
+    costs = tp.CostModel.from_dict({**tp.CostModel.analytic(MODEL, CLUSTER).to_dict(), "overhead_s": 1e-2})
+    measured = tp.CostModel.from_dict({**costs.to_dict(), "source": "measured", "micro_batch": 2})
+    most = [max(b for b, _ in tp.plan(MODEL, CLUSTER, 8, SEQ, of, planner="terapipe", schedule=schedule, stages=2).slicing)
+            for of in (costs, measured)]
+    assert most[0] > 2 == most[1]
+
+
 def test_replicas_are_planned_and_refused_by_launch(monkeypatch):
     plan = make("uniform", stages=2, data_parallel=2)
     assert plan.data_parallel == 2 and plan.num_devices == 4 and sum(b for b, _ in plan.slicing) == BATCH // 2
