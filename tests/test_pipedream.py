@@ -248,6 +248,15 @@ def test_a_tied_weight_on_one_rank_is_one():
     assert planned(stages=1, model=tied).program.versions(0) == 1
 
 
+def test_auto_gives_it_no_replicas():
+    """Where nothing says how many: of other schedules it takes some here, of this one there is no such plan."""
+    cluster = tp.Cluster(num_devices=4, link_latency_s=1e-7, link_bandwidth_Bps=1e11, peak_flops=1e8)
+    request = {"batch": 8, "seq_len": 24, "granularity": 24, "executable": False}
+    plan = tp.plan(MODEL, cluster, schedule="pipedream", **request)
+    assert plan.data_parallel == 1 and "U" in plan.program.counts
+    assert tp.plan(MODEL, cluster, schedule="gpipe", **request).data_parallel > 1
+
+
 def test_auto_takes_it_only_by_its_name():
     plan = tp.plan(MODEL, tp.Cluster(num_devices=3, peak_flops=1e9), batch=6, seq_len=24)
     assert plan.schedule != "pipedream" and "pipedream left out" not in "\n".join(plan.search_log)
