@@ -392,3 +392,23 @@ def test_searches_that_took_long_are_given_up_where_they_cannot_win(brief, monke
     assert not any(given_up in line and "better" in line for line in quick.search_log)
     alone = tp.plan(model, cluster, planner="terapipe", schedule="gpipe", **request)   # by name nothing is
     assert alone.step_time_s > quick.step_time_s
+
+
+def test_a_bound_of_whole_sequences_leaves_out_no_slices():
+    """Of one sequence it is above what slices take: fewer ranks than all of them are fastest here."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=300, block_size=32)
+    cluster = tp.Cluster(num_devices=5, memory_bytes=1e12, link_latency_s=8.2e-5, link_bandwidth_Bps=1e10, peak_flops=1e8)
+    costs = tp.CostModel.from_dict({**tp.CostModel.analytic(model, cluster).to_dict(), "overhead_s": 1e-4})
+    request = dict(batch=1, seq_len=32, costs=costs, granularity=8, executable=False, data_parallel=1)
+    auto = tp.plan(model, cluster, **request)
+    for stages in (5, 4, 3):
+        assert auto.step_time_s <= tp.plan(model, cluster, planner="terapipe", stages=stages, **request).step_time_s
+
+
+@pytest.mark.parametrize("batch, devices", [(3, 4), (5, 4), (3, 2)])
+def test_replicas_share_the_whole_batch(batch, devices):
+    """No number of them that does not divide it: each plan has all of the step's sequences."""
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=64, block_size=16)
+    cluster = tp.Cluster(num_devices=devices, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e8)
+    plan = tp.plan(model, cluster, batch, 16, executable=False, granularity=16)
+    assert sum(b for b, _ in plan.slicing) * plan.data_parallel == batch
