@@ -271,7 +271,7 @@ def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, str]])
     out: list[str] = []
     if line.makespan_s <= 0:
         return out
-    count = int(frame.right - frame.left) // 2
+    count = max(1, int(frame.right - frame.left) // 2)       # of a step that is short beside others
     edges = np.linspace(0.0, line.makespan_s, count + 1)
     work = rows[~np.isin(rows["op"], _beside(line))]
     ops = np.unique(work["op"])

@@ -217,6 +217,15 @@ def test_svg_of_many_intervals_where_a_rank_lacks_an_operation():
     assert lanes[1] - lanes[0] == lanes[3] - lanes[2] == 3 * 8
 
 
+def test_a_step_that_is_short_beside_others_is_drawn():
+    """Where links are slow, a plan on one rank takes less than a thousandth of the time of one on several."""
+    short, long = schedules.gpipe(1, 4000).simulate({"F": 1e-7, "B": 1e-7}), schedules.gpipe(2, 1).simulate({"F": 1.0, "B": 2.0})
+    picture = view.comparison_svg([("short", "", short), ("long", "", long)])
+    assert len(short.intervals) > view._LIMIT // 2
+    assert [(float(box.get("x")), float(box.get("width")), float(box.get("height"))) for op in "FB"
+            for box in boxes(picture, op) if float(box.get("height")) < 7] == [(170.0, 2.0, 3.5)] * 2
+
+
 def test_html_is_one_page_with_its_data(line, tmp_path):
     line.to_html(tmp_path / "t.html")
     text = (tmp_path / "t.html").read_text()
