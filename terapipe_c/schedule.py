@@ -382,8 +382,12 @@ class Timeline:
             first = rows["start_s"].min()
             rows["start_s"] -= first
             rows["end_s"] -= first
+        last_s = float(rows["end_s"].max()) if len(rows) else 0.0
         if makespan_s is None:
-            makespan_s = float(rows["end_s"].max()) if len(rows) else 0.0
+            makespan_s = last_s
+        if makespan_s < last_s * (1 - 1e-9):
+            raise InvalidValueError(f"makespan_s is {makespan_s:g}: at least {last_s:g}, when the last interval ends, would be "
+                                    "right")
         rows = rows[np.lexsort((rows["start_s"], rows["rank"]))]
         useful = rows[_USEFUL[rows["op"]]]
         busy = np.bincount(useful["rank"], useful["end_s"] - useful["start_s"], ranks).astype(np.float64)

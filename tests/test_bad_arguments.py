@@ -248,6 +248,8 @@ def test_what_is_unusual_and_right_is_taken():
     assert tp.Program.from_instructions([code]).check() is None
     rows = np.array([(0, OPS.index("F"), 0, 0, 0, 0.0, 1.0), (0, OPS.index("B"), 0, 0, 0, 1.0, 2.0)], np.float64)
     assert tp.Timeline.from_intervals(rows).makespan_s == 2.0
+    with pytest.raises(ValueError, match=r"makespan_s is 1\.5: at least 2, when the last interval ends, would be right"):
+        tp.Timeline.from_intervals(rows, makespan_s=1.5)      # it would be busy for more than all of its time
     with pytest.raises(TypeError, match=r"stage of the intervals is 0\.5: a whole number"):
         tp.Timeline.from_intervals([(0, 0, 1, 0, 0, 0.0, 1.0), (0, 1, 0.5, 0, 0, 1.0, 2.0)])
 
