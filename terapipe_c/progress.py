@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import shutil
 import sys
@@ -29,6 +30,15 @@ def _is_terminal(stream: Any) -> bool:
         return stream is not None and bool(stream.isatty())
     except (AttributeError, OSError, ValueError):              # a closed file's is a ValueError
         return False
+
+
+def _columns(stream: Any) -> int:
+    """Of the terminal that this stream is: a line that is longer is two, of which the next one overwrites the second alone."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns    # the standard output, which shutil asks, may be a file
+    except (AttributeError, OSError, ValueError):
+        columns = 0
+    return columns or shutil.get_terminal_size().columns
 
 
 class Progress:
@@ -91,7 +101,8 @@ class Progress:
             self._last_line, self._told = time.monotonic(), last
             text = f"{last.step + 1} of {self._steps} steps done  loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tok/s"
             end = "" if self._terminal and not over else "\n"
-            print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=self._stream, flush=True)
+            text = "\r\x1b[K" + text[: _columns(self._stream) - 1] if self._terminal else text
+            print(text, end=end, file=self._stream, flush=True)
 
 
 def _bars() -> Any:
@@ -184,7 +195,7 @@ class Planning:
     def _write(self, text: str) -> None:
         try:
             if self._terminal:
-                print("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1], end="", file=self._stream, flush=True)
+                print("\r\x1b[K" + text[: _columns(self._stream) - 1], end="", file=self._stream, flush=True)
             elif self._handle is None:
                 from IPython.display import display
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from types import SimpleNamespace
 
@@ -213,6 +214,23 @@ def test_a_log_is_told_the_first_step_the_last_and_now_and_then_one(monkeypatch)
         shown.show(told(step), step == 99)
         now[0] += 1.5
     assert [int(line.split()[0]) for line in sys.stderr.getvalue().splitlines()] == [*range(1, 100, 7), 100]
+
+
+def test_a_line_that_is_overwritten_is_no_longer_than_the_terminal_is_wide(monkeypatch):
+    ours, theirs = pty.openpty()
+    monkeypatch.setattr(progress, "_bars", lambda: None)       # as without tqdm
+    try:
+        with os.fdopen(theirs, "w") as terminal:
+            termios.tcsetwinsize(terminal, (24, 30))
+            monkeypatch.setattr(sys, "stderr", terminal)
+            shown = progress.Progress(True, 0, 200)
+            shown.show(told(0), False)
+            shown.show(told(1), True)
+            said = os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+    lines = said.split("\r\x1b[K")[1:]
+    assert [len(line.strip()) for line in lines] == [29, 29] and lines[1].startswith("2 of 200 steps done")
 
 
 def test_ctrl_c_while_a_bars_thread_starts_leaves_it_not_waiting(monkeypatch):
