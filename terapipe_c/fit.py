@@ -3,6 +3,7 @@ see."""
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,9 @@ class Curve:
         numbers = [*self.rows, *self.seconds, self.pair_s, self.a0, self.a1, self.a2, self.a3, self.scale]
         if not all(math.isfinite(x) for x in numbers):
             raise InvalidValueError("a curve has a number that is not finite")
+        for name in ("pair_s", "a0", "a1", "a2", "a3", "scale"):        # NumPy's numbers have no place in a file
+            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "table", operator.index(self.table))
 
 
 def read_curve(name: str, data: Mapping[str, Any]) -> Curve:
@@ -140,7 +144,8 @@ def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float
     if array.ndim != 2 or array.shape[1] != columns or not len(array):
         raise InvalidValueError(f"{what}: a list of at least one {columns}-tuple would be right")
     if not np.isfinite(array).all():
-        raise InvalidValueError(f"{what}: sample {int(np.argmin(np.isfinite(array).all(1)))} is not finite")
+        at = int(np.argmin(np.isfinite(array).all(1)))
+        raise InvalidValueError(f"{what}: sample {at} is {tuple(array[at].tolist())}: finite numbers would be right")
     if (array[:, -1] > MOST_S).any():
         at = int(np.argmax(array[:, -1] > MOST_S))
         raise InvalidValueError(f"{what}: sample {at} took {array[at, -1]:g} s: at most {MOST_S:g} would be right")
@@ -148,11 +153,19 @@ def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float
     if short.any():
         at = int(np.argmax(short))
         raise InvalidValueError(f"{what}: sample {at} took {array[at, -1]:g} s: at least {LEAST_S:.3g} would be right")
-    bad = (array[:, -1] <= 0) | (array[:, -3] < 1) | (array[:, 0] < 1) | (array[:, -2] < 0) if columns > 2 else (array < 0).any(1)
+    bad = (array[:, -1] <= 0) | (array[:, -2] < 0)
+    if columns > 2:
+        bad |= (array[:, -3] < 1) | (array[:, 0] < 1)
     if bad.any():
         index = int(np.argmax(bad))
-        raise InvalidValueError(f"{what}: sample {index} is {tuple(array[index].tolist())}: a slice of at least one token,"
-                                " a context from 0 on and seconds above 0 would be right")
+        right = "a slice of at least one token, a context" if columns > 2 else "an amount"
+        raise InvalidValueError(f"{what}: sample {index} is {tuple(array[index].tolist())}: {right} from 0 on and seconds above 0 "
+                                "would be right")
+    sequences = array[:, 0] / array[:, 1] if columns > 3 else np.ones(1)
+    if (np.abs(sequences - np.rint(sequences)) > 1e-9 * sequences).any():
+        at = int(np.argmax(np.abs(sequences - np.rint(sequences)) > 1e-9 * sequences))
+        raise InvalidValueError(f"{what}: sample {at} is of {array[at, 0]:g} rows, slices of {array[at, 1]:g} tokens: as many rows "
+                                "as some sequences have such tokens would be right")
     if columns > 2 and (array[:, :-1] > MOST_TOKENS).any():
         at = int(np.argmax((array[:, :-1] > MOST_TOKENS).any(1)))
         raise InvalidValueError(f"{what}: sample {at} is of {array[at, :-1].max():g} tokens: at most {MOST_TOKENS} would be right")
@@ -393,8 +406,6 @@ def fit_line(samples: Iterable[Sequence[float]], what: str) -> tuple[float, floa
     """(seconds at 0, seconds per unit), both >= 0, of (amount, seconds) samples; least relative squares."""
     array = merged(samples, 2, what)
     x, y = array[:, 0], array[:, 1]
-    if (y <= 0).any():
-        raise InvalidValueError(f"{what}: seconds above 0 would be right")
     weight, scale = 1.0 / y, max(float(x.max()), 1.0)
     if len(x) > 1:
         matrix = np.column_stack([np.ones_like(x), x / scale]) * weight[:, None]

@@ -9,7 +9,7 @@ from test_cost import CLUSTER, MODEL, grid, measured, random_costs
 
 import terapipe_c as tp
 from terapipe_c import InvalidValueError
-from terapipe_c.cost import CostModel
+from terapipe_c.cost import CostModel, Curve
 
 
 @pytest.mark.parametrize("make", [lambda: CostModel.analytic(MODEL, CLUSTER), lambda: random_costs(1),
@@ -90,6 +90,25 @@ def test_a_file_is_asked_what_its_makers_were_asked(tmp_path, place, value, word
     (tmp_path / "costs.json").write_text(json.dumps(data))
     with pytest.raises(InvalidValueError, match=f"costs.json is damaged: {words}"):
         CostModel.load(tmp_path / "costs.json")
+
+
+def test_a_curve_of_numpys_numbers_is_saved(tmp_path):
+    half = np.float32(0.5)
+    curve = Curve((np.float32(1), 2), (half, 1), half, half, half, half, half, np.int64(-1), half)
+    costs = CostModel({("attention", "F"): curve, ("ffn", "F"): curve}, source="own")
+    costs.save(tmp_path / "c.json")
+    assert CostModel.load(tmp_path / "c.json") == costs and hash(costs) == hash(CostModel.load(tmp_path / "c.json"))
+
+
+@pytest.mark.parametrize("given,words", [
+    ({"optimizer": [(-5.0, 1.0)]}, r"optimizer: sample 0 is \(-5\.0, 1\.0\): an amount from 0 on and seconds above 0"),
+    ({"comm": [(5.0, 1.0), (6.0, 0.0)]}, r"comm: sample 1 is \(6\.0, 0\.0\): an amount from 0 on and seconds above 0"),
+    ({"comm": [(5.0, math.nan)]}, r"comm: sample 0 is \(5\.0, nan\): finite numbers"),
+    ({"samples": [(8, 16, 0, 1.0)]}, r"ffn\.F: sample 0 is of 8 rows, slices of 16 tokens: as many rows as some sequences")])
+def test_a_sample_that_is_refused_is_told_with_what_would_be_right(given, words):
+    layer = {"attention": {"F": [(8, 8, 0, 1.0)]}, "ffn": {"F": given.pop("samples", [(16, 8, 0, 1.0)])}}
+    with pytest.raises(ValueError, match=words):
+        CostModel.from_measurements(layer, **given)
 
 
 def test_a_slice_that_takes_less_than_nothing_is_refused_by_the_name_of_its_file(tmp_path):
