@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .backend import choose
 from .config import counted, human_bytes, human_count, human_gap, human_seconds
 from .guests import guest_bytes, hosts
-from .schedule import idle_causes
+from .schedule import CODE, idle_causes
 from .schedules import SLICED
 
 if TYPE_CHECKING:
@@ -162,8 +162,10 @@ def _guests(plan: Plan) -> list[str]:
 # ---- slices --------------------------------------------------------------------------------------------------------------
 
 def _halves(plan: Plan) -> str:
-    count = int((plan.program.instructions(0)["flags"] & 1).sum()) if plan.schedule == SLICED else 0
-    return f", the forwards of the first {count} micro-batches in halves along the batch" if count else ""
+    code = plan.program.instructions(0)
+    count = int((code["flags"][code["op"] == CODE["F"]] & 1).sum()) if plan.schedule == SLICED else 0    # not their messages
+    which = "forward of the first micro-batch" if count == 1 else f"forwards of the first {count} micro-batches"
+    return f", the {which} in halves along the batch" if count else ""
 
 
 def format_slicing(slicing: Iterable[tuple[int, Sequence[int]]]) -> str:

@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import random
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -455,7 +457,12 @@ def test_plan_halves_what_helps_and_predicts_it():
     cut = CUT
     plan = tp.plan(MODEL, CLUSTER, 8, 16, schedule="sliced-1f1b", slicing=cut, partition=[(0, 2), (2, 4), (4, 6)])
     assert plan.schedule == "sliced-1f1b" and plan.slicing == cut
-    assert "a" in str(plan.program) and "in halves along the batch" in plan.explain()
+    assert "0F0.0a" in str(plan.program) and "0F1.0a" not in str(plan.program)
+    assert "[16])], the forward of the first micro-batch in halves along the batch\n" in plan.explain()
+    eight = tp.plan(replace(MODEL, n_layer=6), replace(CLUSTER, num_devices=8, devices_per_node=8), 16, 16, schedule="sliced-1f1b",
+                    slicing=[(2, [16])] * 8, stages=8)
+    count = len(set(re.findall(r"\b0F(\d)\.0a", str(eight.program))))
+    assert count > 1 and f"the forwards of the first {count} micro-batches in halves along the batch\n" in eight.explain()
     assert {"F.a", "F.b", "comm.a", "comm.b"} <= set(plan.durations)
     assert tp.Plan.from_dict(plan.to_dict()) == plan
     assert plan.timeline().makespan_s == plan.step_time_s >= plan.lower_bound_s
