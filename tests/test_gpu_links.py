@@ -115,6 +115,18 @@ def test_a_message_that_is_timed_finds_its_reader_waiting(fake_nccl):
     assert json.loads(launched("nccl", fake_nccl, TURNS)) == ["begins", "begins", "has read", "has read"] * 5
 
 
+def test_a_message_is_half_of_what_passes_between_two_halves_of_work(monkeypatch):
+    """There and back, less what the other GPU works meanwhile; the first steps connect."""
+    first, steps = gpu_links.FIRST, gpu_links.STEPS
+    both = [[9.0] * first + [3.0 + 0.5 * (step % 2) for step in range(steps - first)], [1.0] * steps]
+    monkeypatch.setattr(gpu_links, "in_threads", lambda region, work: both)
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=32, vocab_size=64, block_size=64)
+    asked = model, 8, {}, Backend("cuda", "bf16"), {}, 5.0
+    assert gpu_links._message(*asked) == (3.25 - 1.0) / 2
+    both[1] = [4.0] * steps                                    # of a clock's noise no message is less than nothing
+    assert gpu_links._message(*asked) == 0.0
+
+
 def test_the_line_of_messages_goes_through_what_two_lengths_took(monkeypatch):
     model, sent = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, block_size=64), []
     monkeypatch.setattr(gpu_links, "_message", lambda *told: sent.append(told) or 2e-5 + 1e-9 * 2 * 32 * told[1])

@@ -42,6 +42,12 @@ def test_a_hop_is_far_where_it_leaves_a_node_in_any_replica():
     assert seen > 50 and Links.of(ALIKE, 8, 1) == Links() == Links.of(CLUSTER, 4, 1) == Links.of(CLUSTER, 2, 2)
 
 
+def test_the_share_of_far_hops_is_of_those_between_stages():
+    """Behind the last stage nothing is sent."""
+    links = Links((False, True, False, True), 1e-5, 1e-9)
+    assert [links.share(chunks) for chunks in (1, 2)] == [1 / 3, 3 / 7] and Links().share(2) == Links((False,)).share(1) == 0.0
+
+
 def test_gradients_may_take_another_link_than_activations():
     rng = np.random.default_rng(1)
     for _ in range(60):

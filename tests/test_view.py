@@ -404,6 +404,20 @@ def test_a_place_that_takes_no_picture_is_refused_before_one_is_drawn(tmp_path, 
     assert [p.name for p in tmp_path.iterdir()] == ["sealed"]
 
 
+def test_what_is_simulated_has_the_seconds_that_were_given(tmp_path, capsys):
+    def makespan(*argv):
+        assert cli.main(["simulate", *map(str, argv), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["makespan_s"]
+
+    two = ("--schedule", "gpipe", "--ranks", 2, "--micro-batches", 1)
+    assert makespan(*two) == 6.0 and makespan(*two, "--comm", 0.25) == 6.5      # a message there, and one back
+    (tmp_path / "p.CSV").write_bytes(b"0F0,0B0\r\n")                            # as another system's programs write it
+    (tmp_path / "p.txt").write_bytes(b"0F0.0 0R0.0 0I0.0 0W0.0\r\n")
+    assert makespan(tmp_path / "p.CSV") == 3.0 and makespan(tmp_path / "p.txt", "--fwd", 5, "--bwd", 8) == 5 + 5 + 4 + 4
+    assert cli.main(["simulate", "--schedule", "sliced-1f1b", "--slices", "2"]) == 2
+    assert "--slices is 2: 1 would be right" in capsys.readouterr().err
+
+
 def test_a_terminal_of_ascii_alone_shows_a_timeline(tmp_path):
     """As of LC_ALL=C where Python's UTF-8 mode is off: a UnicodeEncodeError before. Bars keep their width."""
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
