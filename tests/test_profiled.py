@@ -10,7 +10,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import CostModel, _core, profiling
-from terapipe_c.fit import _share_of_context, fit_and_judge, fit_line, fit_passes
+from terapipe_c.fit import _share_of_context, fit_and_judge, fit_line, fit_passes, refuse_negative
 from terapipe_c.profiling import _head_slicing, head_work, spread, steadied, weight_groups
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
@@ -37,6 +37,31 @@ def test_what_noise_would_make_negative_is_not() -> None:
     assert _share_of_context((0.0, 100.0), (1.0, 2.0), 0.0, a[2], 11, 1) == pytest.approx(0.9 * 1.01 / 5)
     bent = (0.0, 30.0, 60.0), (4.0, 4.0, 40.0)                 # least for its context at 30 sequences of a token after 3 others
     assert _share_of_context(*bent, 0.0, a[2], 4, 1000) == pytest.approx(0.9 * 4 / (30 * 0.5 * 3))
+    assert _share_of_context((0.0, 10.0), (1.0, 2.0), 0.0, a[2], 4, 1000) == pytest.approx(0.9 * 101 / (1000 * 0.5 * 3))
+
+
+def test_what_is_left_of_a_fit_without_its_negative_part_is_fitted_again() -> None:
+    """By least relative squares: 10 rows in 10 s and in 9; one unit in 1 s, two in 4."""
+    passes = np.array([(10, 0, 10), (10, 5, 9), (20, 0, 20), (20, 10, 18.0)])
+    assert fit_passes(passes) == pytest.approx((38 / 9 / (362 / 81), 0, 0))
+    assert fit_line([(1.0, 1.0), (2.0, 4.0)], "x") == pytest.approx((0.0, 1.2))
+    context = np.array([(S, S, C, 1e-3 * S + 1e-4 * C - 2e-8 * (S * C + S * S / 2))
+                        for S in (8, 32, 128) for C in (0, 64, 256, 512)])
+    curve, _ = fit_and_judge(context, "x", smooth=True)
+    assert curve.a3 == curve.pair_s == 0 and curve.a2 == pytest.approx(1e-4, rel=0.05)
+
+
+def test_a_step_where_the_context_begins_is_no_error_of_what_has_none() -> None:
+    samples = np.array([(S, S, C, 1e-3 * S + (C > 0) * (5e-3 + 1e-5 * C)) for S in (8, 16, 32, 64, 128, 256) for C in (0, 64, 128)])
+    curve, errors = fit_and_judge(samples, "x")
+    assert curve.a0 == pytest.approx(5e-3) and len(errors) >= 4 and errors.max() < 1e-9
+
+
+def test_a_slice_is_looked_at_behind_the_longest_context_too() -> None:
+    seconds = np.array([0.0, 1.0, 2.0, 3.0])
+    refuse_negative("", seconds, -0.4, 0.0, 2, 8)
+    with pytest.raises(ValueError, match=r"costs: a slice of 8 tokens of 2 sequences after 16 takes -0\.2 s"):
+        refuse_negative("", seconds, -0.6, 0.0, 2, 8)
 
 
 def test_what_the_head_adds_to_an_update_is_not_the_rows_that_wait_for_it(monkeypatch) -> None:
