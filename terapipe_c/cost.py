@@ -414,6 +414,9 @@ class CostModel:
                 raise InvalidTypeError("durations() needs a slicing, or a program to take its counts from")
             length = self.seq_len or (model.block_size if model else 1024)
             slicing = [(1, equal_lengths(length, int(n))) for n in program.slices]
+        else:
+            from .partition import micros_of
+            slicing = micros_of(slicing, 2**31 - 1)
         if partition is not None:
             if model is None:
                 raise InvalidValueError("a partition needs a model, and these costs know none")
@@ -570,7 +573,7 @@ class CostModel:
         return hash(json.dumps(self.to_dict(), sort_keys=True))
 
     def _facts(self) -> list[tuple[str, str]]:
-        length = self.seq_len or 1024
+        length = self.seq_len or (self.granularity * (self.tables.shape[1] - 1) if self.has_tables else 1024)
         facts = [("source", self.source)]
         if self.backend != "cpu":
             facts.append(("backend", f"{self.backend}, {self.dtype}" + (f", {self.device}" if self.device else "")))

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ._core import InvalidTypeError, InvalidValueError
 from .config import KINDS, GPTConfig, brief, whole
 
-__all__ = ["block_counts", "block_params", "check_partition", "check_slicing", "equal_lengths", "even_partition", "updated_of_kind",
-           "updated_params"]
+__all__ = ["block_counts", "block_params", "check_partition", "check_slicing", "equal_lengths", "even_partition", "micros_of",
+           "updated_of_kind", "updated_params"]
 
 
 @lru_cache(maxsize=64)
@@ -107,17 +107,26 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[tuple[int, tu
         if parts > seq_len:
             raise InvalidValueError(f"slicing is {parts} slices of seq_len = {seq_len} tokens: at most {seq_len} would be right")
         return ((1, tuple(equal_lengths(seq_len, parts))),) * batch
+    result = micros_of(slicing) if len(slicing) else ()
+    for q, (_, lengths) in enumerate(result):
+        if sum(lengths) != seq_len:
+            raise InvalidValueError(f"slicing[{q}]'s lengths sum to {sum(lengths)}: seq_len = {seq_len} would be right")
+    covered = sum(b for b, _ in result)
+    if covered != batch:
+        raise InvalidValueError(f"slicing covers {covered} sequences: batch = {batch} would be right")
+    return result
+
+
+def micros_of(slicing: Iterable[Any], most: int = 2**63 - 1) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """[(sequences, [slice lengths]), ...] as a tuple of whole numbers, or an error that names the micro-batch."""
     result = []
     for q, entry in enumerate(slicing):
         if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], str) \
                 or not isinstance(entry[1], Iterable) or getattr(entry[1], "ndim", 1) != 1:
             raise InvalidValueError(f"slicing[{q}] is {brief(entry)}: (sequences, [slice lengths]) would be right")
-        size = whole(f"slicing[{q}]'s micro-batch", entry[0])
-        lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n) for i, n in enumerate(entry[1]))
-        if sum(lengths) != seq_len:
-            raise InvalidValueError(f"slicing[{q}]'s lengths sum to {sum(lengths)}: seq_len = {seq_len} would be right")
+        size = whole(f"slicing[{q}]'s micro-batch", entry[0], most=most)
+        lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n, most=most) for i, n in enumerate(entry[1]))
         result.append((size, lengths))
-    covered = sum(b for b, _ in result)
-    if covered != batch:
-        raise InvalidValueError(f"slicing covers {covered} sequences: batch = {batch} would be right")
+    if not result:
+        raise InvalidValueError("slicing is empty: at least one micro-batch, (sequences, [slice lengths]), would be right")
     return tuple(result)

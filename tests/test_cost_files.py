@@ -111,6 +111,19 @@ def test_a_sample_that_is_refused_is_told_with_what_would_be_right(given, words)
         CostModel.from_measurements(layer, **given)
 
 
+def test_costs_of_a_table_alone_are_shown_by_its_longest_slice():
+    table = CostModel.from_table(np.ones((5, 5)), np.ones((5, 5)), granularity=2)
+    assert "a layer, 8 tokens: 1 s forward" in repr(CostModel(table.curves, source="own", tables=table.tables, granularity=2))
+
+
+@pytest.mark.parametrize("slicing,words", [
+    ([(1, [4.5, 3.5])], r"slicing\[0\]'s slice 0 is 4\.5: a whole number"), ([], "slicing is empty: at least one micro-batch"),
+    ([(1, [8]), (2, [3 * 10**9])], r"slicing\[1\]'s slice 0 is 3000000000: at most 2147483647")])
+def test_what_durations_are_asked_of_is_named(slicing, words):
+    with pytest.raises(InvalidValueError, match=words):
+        CostModel.analytic(MODEL, CLUSTER).durations(partition=[(0, MODEL.num_blocks)], slicing=slicing)
+
+
 def test_a_slice_that_takes_less_than_nothing_is_refused_by_the_name_of_its_file(tmp_path):
     """A fit of each curve may fall with the context; what a planner asks for is their sum, which a plan alone knows."""
     data = CostModel.analytic(MODEL, CLUSTER).to_dict()
