@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c.report import Report, loss_curve
-from terapipe_c.schedule import OPS, SUM, Timeline
+from terapipe_c.report import Report, loss_curve, resimulated
+from terapipe_c.schedule import INTERVAL, OPS, SUM, Timeline
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_bandwidth_Bps=1e9, peak_flops=1e9)
@@ -58,6 +58,29 @@ def test_errors_are_of_the_prediction():
     first, _ = told(plan, 1.0, (9.0,))                        # of which nothing is known but what it was to be
     assert first.step_time_s is first.last_step_time_s is first.resimulated_step_time_s is first.work_ratio is None
     assert {name: rest for name, *rest in first.rows()}["step time"][1:] == ["-", ""]
+
+
+@pytest.mark.parametrize("guests", [{"SE": 1.5, "SL": 0.25}, {"SE": 0.25, "SL": 1.5}], ids=["away", "back"])
+def test_a_step_is_as_long_as_its_operations_make_it(guests):
+    """Of replicas as long as the slower one's; what a rank gives away, and has back, is its own time."""
+    program = tp.schedules.bpipe(4, 6).lower()
+    assert {"SE", "SL"} <= set(program.counts)
+    cost = {"F": 1.0, "B": 2.0, "SF": 0.125, "SB": 0.0625} | guests
+
+    def measured(replica, **own):      # an engine's trace has its messages, a simulation's intervals have none
+        names = [OPS.index(name) for name in ("SE", "SL", "SF", "SB")]
+        sent = [(rank, *row[["op", "stage", "micro", "slice"]].tolist(), 0.0, cost[OPS[row["op"]]]) for rank in range(4)
+                for row in program.instructions(rank) if row["op"] in names]
+        rows = np.array([*program.simulate(cost | own).intervals.tolist(), *sent], INTERVAL)
+        rows["rank"] += 4 * replica
+        return rows
+
+    assert resimulated(program, measured(0)) == pytest.approx(program.makespan(cost))
+    rows = np.concatenate([measured(0, F=3.0), measured(1)])
+    both = resimulated(program, rows)
+    assert both == pytest.approx(program.makespan(cost | {"F": 3.0})) and both > program.makespan(cost) + 1
+    line, slow = Timeline.from_intervals(rows, 8, program=program), program.simulate({"F": 3.0, "B": 2.0})
+    assert line.lower_bound_s == pytest.approx(slow.lower_bound_s)       # no order of either replica is faster
 
 
 def test_a_curve_of_losses_is_to_scale():

@@ -317,7 +317,7 @@ def test_a_cut_off_trace_still_adds_up():
     cut = Timeline.from_intervals(line.intervals[3:], ranks=3, makespan_s=line.makespan_s)
     assert cut.program is None and sum(cut.bubbles.values()) == pytest.approx(cut.idle_s)
     empty = Timeline.from_intervals([], ranks=2, makespan_s=1.0)
-    assert empty.idle_s == 2.0 and empty.efficiency == 0.0
+    assert empty.idle_s == empty.bubbles["warmup"] == 2.0 and empty.efficiency == 0.0
     for rows in (
         [(0, "Q", 0, 0, 0, 0.0, 1.0)],
         [(0, "F", 0, 0, 0, 1.0, 0.0)],

@@ -252,7 +252,7 @@ def test_a_measured_timeline_has_the_bubbles_of_the_simulated_one(schedule, ahea
         assert tp.Timeline.from_intervals(twice, program=whole).bubbles == pytest.approx(
             {cause: 2 * seconds for cause, seconds in line.bubbles.items()}, abs=1e-9)
         cut = tp.Timeline.from_intervals(line.intervals[1:], whole.num_ranks, program=whole)
-        assert cut.program is None                             # not all of it
+        assert cut.program is None and sum(cut.bubbles.values()) == pytest.approx(cut.idle_s)      # not all of it
     with pytest.raises(TypeError, match="program is 'x': a Program, or None, would be right"):
         tp.Timeline.from_intervals([], program="x")
 
