@@ -312,6 +312,19 @@ def test_measured_intervals_are_explained_like_simulated_ones():
     assert measured.bubbles["comm"] == pytest.approx(lowered.bubbles["comm"])
 
 
+def test_a_program_is_not_taken_for_another_that_ran():
+    """Of the same micro-batches, with other stages, other operations, or not all of its replicas' rows."""
+    looped, up_and_down = schedules.interleaved(2, 2, 2), schedules.hanayo(2, 2, 1)
+    again, split = (Program.parse(" ".join(f"0F{q}.0 0{x}{q}.0 0{y}{q}.0" for q in (0, 1))) for x, y in ("RB", "IW"))
+    for ran, given in ((looped, up_and_down), (split, again), (again, split)):
+        line = ran.simulate({"F": 1.0, "B": 2.0, "R": 1.0, "I": 1.0, "W": 1.0})
+        assert Timeline.from_intervals(line.intervals, program=given).program == ran
+    rows = np.concatenate([line.intervals, line.intervals])
+    rows["rank"][6:] = 1
+    assert Timeline.from_intervals(rows, program=again).program == again
+    assert Timeline.from_intervals(rows[:-1], program=again).program is None
+
+
 def test_a_cut_off_trace_still_adds_up():
     line = schedules.one_f_one_b(3, 4).simulate({"F": 1.0, "B": 2.0})
     cut = Timeline.from_intervals(line.intervals[3:], ranks=3, makespan_s=line.makespan_s)

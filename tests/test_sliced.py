@@ -439,6 +439,9 @@ def test_a_step_of_halves_is_as_long_again_from_its_own_operations():
         cost = {name: rng.uniform(1.0, 2.0, shape) for name in ("F", "B", *(("F.a", "F.b") if program.num_stages == 4 else ()))}
         line = program.simulate(cost)
         assert resimulated(program, line.intervals) == pytest.approx(line.makespan_s)
+        again = tp.Timeline.from_intervals(line.intervals, program=program)    # each half with its own seconds
+        assert again.bubbles["imbalance"] == pytest.approx(line.bubbles["imbalance"])
+        assert again.bubbles["comm"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_what_is_shown_of_a_runs_folder_is_by_its_own_program(tmp_path):
