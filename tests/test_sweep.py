@@ -16,7 +16,7 @@ from test_cli import run
 import terapipe_c as tp
 from terapipe_c import cli
 from terapipe_c.job import Folder
-from terapipe_c.sweep import Sweep, begun
+from terapipe_c.sweep import Sweep, begun, read_grid
 
 TRIAL = ["sweep", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--vocab-size", "256", "--seq-len", "16", "--batch", "2",
          "--costs", "analytic", "--devices", "2", "--train", "--grid", "stages=1"]  # fmt: skip
@@ -110,6 +110,15 @@ def test_rows_of_a_sweep_are_read_once_to_tell_whether_all_failed(tmp_path):
         sweep.run()
         reads.clear()
         assert (sweep.all_failed(), reads) == (failed, [1])
+
+
+def test_a_point_that_a_grid_has_twice_is_one_trial(tmp_path):
+    """A name as the command's flags have it, or as the package does."""
+    grid, done = read_grid(["min-lr=1,1e0,2", "min_lr=2,3"], {"min_lr"}), []
+    assert json.dumps(grid) == '{"min_lr": [1, 1, 2, 3]}'      # whole numbers are whole however they are written
+    sweep = Sweep(tmp_path / "s.jsonl", grid, {}, lambda point: done.append(point) or {})
+    assert sweep.run() == {"done": 3, "failed": 0, "skipped": 1}
+    assert done == [{"min_lr": value} for value in (1, 2, 3)]
 
 
 def test_what_is_measured_has_the_threads_of_the_run(capsys, monkeypatch, tmp_path):
