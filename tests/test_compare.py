@@ -245,6 +245,16 @@ def test_what_a_handler_raises_is_no_refusal_of_a_planner(monkeypatch):
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_row_has_the_largest_rank_and_the_finest_cut():
+    """And a planner that is named twice has one."""
+    asked = tp.compare(MODEL, CLUSTER, batch=2, seq_len=32, stages=2, planners=["uniform", "merak", "uniform"],
+                       slicing=[(1, [32]), (1, [8, 24])], schedule="seq1f1b")
+    assert [row.planner for row in asked] == ["uniform", "merak"]
+    plan = dataclasses.replace(asked["uniform"].plan, peak_memory_bytes=[1 << 20, 3 << 20], data_parallel=2)
+    (cells,) = dataclasses.replace(asked, rows=[dataclasses.replace(asked["uniform"], plan=plan)]).table()
+    assert cells[5:8] == ("2 x 2", "seq1f1b, 2 slices", "3.00 MiB")
+
+
 def test_the_idle_share_is_of_all_ranks_and_names_the_largest_causes():
     bubbles = {"warmup": 0.1, "cooldown": 0.3, "comm": 0.002, "dependency_wait": 0.2, "swap": 0.15}
     told = _idle(SimpleNamespace(ranks=2, step_time_s=1.0, bubbles=bubbles))

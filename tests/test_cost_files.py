@@ -111,8 +111,28 @@ def test_a_sample_that_is_refused_is_told_with_what_would_be_right(given, words)
         CostModel.from_measurements(layer, **given)
 
 
+def test_analytic_costs_of_a_device_that_only_moves_are_its_bytes():
+    """A step of one slice: weights once, and again where their gradients are added to; of its context, keys and values."""
+    E, V, rows = 32, 50, 3 * 64
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=E, vocab_size=V, block_size=64)
+    costs = CostModel.analytic(model, tp.Cluster(num_devices=1, peak_flops=1e30, memory_bandwidth_Bps=1e9))
+    times = costs.durations(partition=[(0, model.num_blocks)], slicing=[(3, [64])], model=model)
+    layer = 4 * 12 * E * E                                     # bytes of its matrices
+    moved = {"F": 2 * layer + 4 * V * E + rows * E * (12 + 2 * (48 + 64) + 12),
+             "I": 2 * layer + 12 * V * E + rows * E * (2 * (64 + 64) + 12),
+             "W": 2 * 2 * layer + rows * E * (16 + 2 * (24 + 48) + 8)}
+    for phase, size in moved.items():
+        assert (float(times[phase].sum()) - costs.overhead_s) * 1e9 == pytest.approx(size, rel=1e-9), phase
+    for phase in ("F", "I"):
+        assert (costs.time(1, 1000, phase) - costs.time(1, 0, phase)) * 1e9 == pytest.approx(2 * 4 * E * 1000, rel=1e-6)
+    for peak, bandwidth in ((6e10, 1e10), (3e12, 2e10)):       # a byte for 150 FLOPs, or one core's share
+        named = CostModel.analytic(model, tp.Cluster(num_devices=1, peak_flops=peak, memory_bandwidth_Bps=bandwidth))
+        assert CostModel.analytic(model, tp.Cluster(num_devices=1, peak_flops=peak)) == named
+
+
 def test_costs_of_a_table_alone_are_shown_by_its_longest_slice():
     table = CostModel.from_table(np.ones((5, 5)), np.ones((5, 5)), granularity=2)
+    assert [table.block_seconds(kind, phase, 2) for kind in ("attention", "ffn") for phase in "FIW"] == [0.5, 0.25, 0.25] * 2
     assert "a layer, 8 tokens: 1 s forward" in repr(CostModel(table.curves, source="own", tables=table.tables, granularity=2))
 
 
