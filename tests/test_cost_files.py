@@ -10,6 +10,8 @@ from test_cost import CLUSTER, MODEL, grid, measured, random_costs
 import terapipe_c as tp
 from terapipe_c import InvalidValueError
 from terapipe_c.cost import CostModel, Curve
+from terapipe_c.links import Links
+from terapipe_c.partition import even_partition
 
 
 @pytest.mark.parametrize("make", [lambda: CostModel.analytic(MODEL, CLUSTER), lambda: random_costs(1),
@@ -160,3 +162,33 @@ def test_a_slice_that_takes_less_than_nothing_is_refused_by_the_name_of_its_file
             tp.plan(MODEL, CLUSTER, batch=2, seq_len=64, costs=costs, planner=planner)
     with pytest.raises(InvalidValueError, match=r"^costs: a slice"):
         tp.planners.slice_tokens(CostModel.from_dict(data), 2, seq_len=64)
+
+
+def test_what_plans_ask_of_costs_besides_slices():
+    """Messages of a device's numbers, exchanges on the link that they take, and updates of the head's stage alone."""
+    own = dict(model=MODEL, seq_len=64, micro_batch=2, comm={"latency_s": 1e-5, "byte_s": 1e-9}, head_update_s=0.5,
+               overhead_s=0.125)
+    costs = CostModel.from_measurements(measured(), head_pass=(1e-3, 20.0, 5e-4), **own)
+    assert costs.known_batch == 2 and CostModel.analytic(MODEL, CLUSTER).known_batch >= 1 << 16      # what was measured alone
+    assert costs.halved.head_pass == (1e-3, 20.0, 0.0) and costs.even.head_pass is None
+    assert costs.message_s(10, 32) == pytest.approx(1e-5 + 1e-9 * 4 * 320)
+    assert costs.on("cuda", "bf16").message_s(10, 32) == pytest.approx(1e-5 + 1e-9 * 2 * 320)
+    row_s = 1e-9 * 4 * MODEL.n_embd
+    assert costs.tied_s(MODEL) == pytest.approx((1e-5, row_s, 1e-5 + row_s * MODEL.vocab_size))
+    far = Links((True, True), 1e-3, 1e-6)
+    assert costs.tied_s(MODEL, far, (0, 1)) == pytest.approx((1e-3, 1e3 * row_s, 1e-3 + 1e3 * row_s * MODEL.vocab_size))
+    cut = even_partition(MODEL, 2)
+    update = CostModel.from_measurements(measured(), **own).durations(partition=cut, slicing=[(2, [64])])["OPT"]
+    assert update[:, 0] == pytest.approx([0.0, 0.5])
+    one, two = (costs.on("cuda", "float32").durations(partition=cut, slicing=[(2, cuts)])["W"] for cuts in ([64], [24, 40]))
+    assert two[:, 0] - one[:, 0] == pytest.approx(0.125) and not two[:, 1].any()       # all slices' with the first
+
+
+def test_a_copy_of_the_model_exchanges_its_own_rows():
+    costs = CostModel.analytic(MODEL, CLUSTER)
+    both = costs.durations(tp.schedules.chimera(2, 2), slicing=[(1, [96])] * 2)["AR"]
+    latency_s, row_s, values_s = costs.tied_s(MODEL)
+    assert both == pytest.approx(latency_s + row_s * 96 + values_s)
+    one = costs.durations(partition=even_partition(MODEL, 2), slicing=[(1, [96])] * 2)
+    assert one["AR"] == pytest.approx(latency_s + row_s * 192 + values_s)
+    assert (one["comm.latency"] == costs.latency_s).all()       # a link carries one message at a time
