@@ -39,8 +39,9 @@ function units(s){return s>=1?[1,"s"]:s>=1e-3?[1e-3,"ms"]:s>=1e-6?[1e-6,"us"]:[1
 /* human_seconds of config.py: four digits, and then the unit. */
 function time(s){const[m,e]=s.toExponential(3).split("e");if(s==0||+e<-12)return"0 s";
  const[d,n]=[[0,"s"],[3,"ms"],[6,"us"]].find(u=>+e>=-u[0])||[9,"ns"];return +(m+"e"+(+e+d))+" "+n}
-function bytes(b){for(const[u,n]of[[2**40,"TiB"],[2**30,"GiB"],[2**20,"MiB"],[2**10,"KiB"]])if(b>=u)
- return(b/u).toFixed(2)+" "+n;return b+" B"}
+/* human_bytes of config.py */
+function bytes(b){if(b<1024)return b+" B";let s,n;
+ for(n of["KiB","MiB","GiB","TiB"]){b/=1024;s=b.toFixed(2);if(+s<1024)break}return s+" "+n}
 function css(name){return getComputedStyle(document.documentElement).getPropertyValue(name).trim()}
 const shade=i=>D.chunk&&!D.unshaded.includes(D.op[i])?D.levels[D.chunk[i]]:D.micro[i]%4;
 const X=t=>LEFT+(t-from)/(to-from)*(width-LEFT-8),T=x=>from+(x-LEFT)/(width-LEFT-8)*(to-from);

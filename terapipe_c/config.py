@@ -153,14 +153,18 @@ def human_count(value: float) -> str:
 
 
 def human_bytes(value: float) -> str:
-    """1536 -> '1.50 KiB'."""
-    for limit, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if abs(value) >= limit:
-            return f"{value / limit:.2f} {unit}"
-    return f"{value:.0f} B"
+    """1536 -> '1.50 KiB', and 1048575 -> '1.00 MiB', not 1024.00 KiB. bytes() of _page.py is the same."""
+    if not math.isfinite(value) or abs(round(value)) < 1024:
+        return f"{value:.0f} B"
+    value, units = float(value) / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while abs(rounded := decimal.Decimal(value).quantize(_HUNDREDTH, context=_LONG)) >= 1024 and len(units) > 1:
+        value /= 1024
+        del units[0]
+    return f"{rounded} {units[0]}"
 
 
-_FOUR = decimal.Context(prec=4, rounding=decimal.ROUND_HALF_UP)     # as JavaScript rounds
+_HUNDREDTH = decimal.Decimal("0.01")
+_FOUR, _LONG = (decimal.Context(prec=digits, rounding=decimal.ROUND_HALF_UP) for digits in (4, 400))     # as JavaScript rounds
 
 
 def human_seconds(value: float) -> str:

@@ -338,7 +338,7 @@ def _limit(value: int) -> str:
 
 def _size(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
+        if float(f"{count:.3g}") < 1000:           # else 1e+03
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} TiB"

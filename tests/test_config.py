@@ -4,7 +4,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from terapipe_c.config import Cluster, GPTConfig, human_count
+from terapipe_c.config import Cluster, GPTConfig, human_bytes, human_count
 
 PUBLISHED = {"gpt2-124m": 124_439_808, "gpt2-345m": 354_823_168, "gpt2-762m": 774_030_080, "gpt2-1558m": 1_557_611_200}
 
@@ -39,6 +39,15 @@ def test_counts_that_round_up_to_the_next_unit_have_it():
     """Almost a million tokens a second were 1e+03k of them."""
     told = {0: "0", 999: "999", 999.7: "1k", 1000: "1k", 1_234_567: "1.23M", 999_499: "999k", 999_500: "1M", 999_950_000: "1B"}
     assert {value: human_count(value) for value in told} == told
+
+
+def test_bytes_that_round_up_to_the_next_unit_have_it():
+    """One byte less than a mebibyte was 1024.00 KiB."""
+    told = {0: "0 B", 1023: "1023 B", 1023.7: "1.00 KiB", 1536: "1.50 KiB", 2**20 - 6: "1023.99 KiB", 2**20 - 5: "1.00 MiB",
+            2**30 - 1: "1.00 GiB", -(2**20 - 1): "-1.00 MiB", 2**40 - 1: "1.00 TiB", 2000 * 2**40: "2000.00 TiB",
+            float("inf"): "inf B", np.int64(1152): "1.13 KiB"}  # fmt: skip
+    assert {value: human_bytes(value) for value in told} == told
+    assert human_bytes(2.0**1000) == f"{2**960}.00 TiB"
 
 
 def test_gpt3_presets_are_near_their_names():

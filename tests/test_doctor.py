@@ -93,10 +93,11 @@ def test_doctor_tries_whether_a_folder_takes_a_file(capsys, tmp_path, folder):
 
 
 def test_doctor_knows_a_full_disk(monkeypatch, tmp_path):
-    for free, status in ((0, "wrong"), (1 << 25, "note"), (1 << 31, "ok")):
+    sizes = ((0, "wrong", "0 B"), (1 << 25, "note", "32 MiB"), (1 << 31, "ok", "2 GiB"), (1000 << 30, "ok", "0.977 TiB"))
+    for free, status, size in sizes:                       # 1000 GiB were 1e+03
         stat = SimpleNamespace(f_blocks=1 << 40, f_bavail=free, f_frsize=1)
         monkeypatch.setattr(os, "statvfs", lambda path, stat=stat: stat)
-        assert [f.status for f in examine(tmp_path) if f.name == "disk"] == [status]
+        assert [(f.status, f.value) for f in examine(tmp_path) if f.name == "disk"] == [(status, f"{size} free")]
 
 
 def test_doctor_calls_nothing_right_that_is_not_there(monkeypatch):

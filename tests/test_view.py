@@ -15,7 +15,7 @@ import pytest
 
 from terapipe_c import cli, devices, planners, schedules, view
 from terapipe_c._page import PAGE
-from terapipe_c.config import human_gap, human_seconds
+from terapipe_c.config import human_bytes, human_gap, human_seconds
 from terapipe_c.schedule import Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -265,16 +265,24 @@ def test_the_page_tells_chunks_and_what_it_leaves_out(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
-def test_the_page_tells_times_as_python_does(tmp_path):
-    function = re.search(r"^function time\(.*?\}$", PAGE, re.S | re.M)[0]
+def test_the_page_tells_times_and_bytes_as_python_does(tmp_path):
     random = np.random.default_rng(0)
     values = [0.0, 1000.0, 1500.0, 3600.0, 99999.0, 1.0625, 1000.5, 12345.0, 0.99995, 0.00099995, 9.9995e-7, 1e-9, 1.5e-10, 1e-12,
               1.04e-17, 1e21, 1.5e250, *(10.0 ** random.uniform(-14, 6, 2000)).tolist(), *random.integers(1, 10**6, 500).tolist(),
               *(m * 10.0**k for k in range(-13, 5) for m in (1, 9.9994, 9.99949999, 9.9995, 9.9996))]  # fmt: skip
-    script = f"{function}\nconsole.log(JSON.stringify({json.dumps(values)}.map(time)))"
+    assert said_by_page("time", values) == [human_seconds(value) for value in values]
+    sizes = [0, 1023, 1024, 1152, 2**20 - 6, 2**20 - 5, 2**30 - 1, 2**40 - 1, 2**50 + 3,
+             *(2.0 ** random.uniform(0, 52, 1000)).astype(int).tolist()]  # fmt: skip
+    assert said_by_page("bytes", sizes) == [human_bytes(size) for size in sizes]
+
+
+def said_by_page(name, values):
+    """What this function of the page makes of each value."""
+    function = re.search(rf"^function {name}\(.*?\}}$", PAGE, re.S | re.M)[0]
+    script = f"{function}\nconsole.log(JSON.stringify({json.dumps(values)}.map({name})))"
     done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [human_seconds(value) for value in values]
+    return json.loads(done.stdout)
 
 
 def run_page(line, tmp_path):
