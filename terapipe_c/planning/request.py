@@ -349,9 +349,10 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     replicas = _check_parallel(cluster, batch, data_parallel, tensor_parallel, executable is True)
     free_chunks = planner == "auto" and chunks is None and schedule in ("auto", *_MANY) and partition is None
     names, chunks = _check_schedule(planner, schedule, chunks)
-    if slicing is None and batch // replicas > MOST_MICROS:    # planners make lists of micro-batches
+    if not isinstance(slicing, (list, tuple)) and batch // replicas > MOST_MICROS:     # else lists of them are made
         raise InvalidValueError(f"batch is {batch}" + f" and data_parallel {replicas}" * (replicas > 1) + f": at most "
-                                f"{MOST_MICROS} sequences for each replica would be right, or a slicing into as many micro-batches")
+                                f"{MOST_MICROS} sequences for each replica would be right, or a list of no more micro-batches as "
+                                "slicing")
     checked = None if partition is None else check_partition(partition, model)
     ranks = _check_stages(model, cluster, stages, chunks, replicas, checked)
     cut = None if slicing is None else check_slicing(slicing, batch // replicas, seq_len)
