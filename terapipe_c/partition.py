@@ -119,14 +119,21 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[tuple[int, tu
 
 def micros_of(slicing: Iterable[Any], most: int = 2**63 - 1) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """[(sequences, [slice lengths]), ...] as a tuple of whole numbers, or an error that names the micro-batch."""
-    result = []
+    if not isinstance(slicing, Iterable):
+        raise InvalidTypeError(f"slicing is {brief(slicing)}: a list [(sequences, [slice lengths]), ...] would be right")
+    result: list[tuple[int, tuple[int, ...]]] = []
+    last: Any = None
     for q, entry in enumerate(slicing):
+        if q and entry is last:                                # 65536 micro-batches are mostly one, that many times
+            result.append(result[-1])
+            continue
         if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], str) \
                 or not isinstance(entry[1], Iterable) or getattr(entry[1], "ndim", 1) != 1:
             raise InvalidValueError(f"slicing[{q}] is {brief(entry)}: (sequences, [slice lengths]) would be right")
         size = whole(f"slicing[{q}]'s micro-batch", entry[0], most=most)
         lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n, most=most) for i, n in enumerate(entry[1]))
         result.append((size, lengths))
+        last = entry
     if not result:
         raise InvalidValueError("slicing is empty: at least one micro-batch, (sequences, [slice lengths]), would be right")
     return tuple(result)
