@@ -130,8 +130,10 @@ def micros_of(slicing: Iterable[Any], most: int = 2**63 - 1) -> tuple[tuple[int,
         if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], str) \
                 or not isinstance(entry[1], Iterable) or getattr(entry[1], "ndim", 1) != 1:
             raise InvalidValueError(f"slicing[{q}] is {brief(entry)}: (sequences, [slice lengths]) would be right")
-        size = whole(f"slicing[{q}]'s micro-batch", entry[0], most=most)
-        lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n, most=most) for i, n in enumerate(entry[1]))
+        size, lengths = entry[0], tuple(entry[1])
+        if not all(type(n) is int and 0 < n <= most for n in (size, *lengths)):        # names for whole() take as long again
+            size = whole(f"slicing[{q}]'s micro-batch", size, most=most)
+            lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n, most=most) for i, n in enumerate(lengths))
         result.append((size, lengths))
         last = entry
     if not result:
