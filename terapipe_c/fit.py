@@ -3,7 +3,6 @@ see."""
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +47,9 @@ class Curve:
             raise InvalidValueError("a curve has a number that is not finite")
         for name in ("pair_s", "a0", "a1", "a2", "a3", "scale"):        # NumPy's numbers have no place in a file
             object.__setattr__(self, name, float(getattr(self, name)))
-        object.__setattr__(self, "table", operator.index(self.table))
+        if not math.isfinite(self.table) or int(self.table) != self.table:
+            raise InvalidValueError(f"a curve's table is {self.table}: a whole number, the table's index, would be right")
+        object.__setattr__(self, "table", int(self.table))
 
 
 def read_curve(name: str, data: Mapping[str, Any]) -> Curve:

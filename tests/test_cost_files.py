@@ -100,6 +100,9 @@ def test_a_curve_of_numpys_numbers_is_saved(tmp_path):
     costs = CostModel({("attention", "F"): curve, ("ffn", "F"): curve}, source="own")
     costs.save(tmp_path / "c.json")
     assert CostModel.load(tmp_path / "c.json") == costs and hash(costs) == hash(CostModel.load(tmp_path / "c.json"))
+    assert type(Curve(table=0.0).table) is int                 # as a program that knows no whole numbers writes it
+    with pytest.raises(InvalidValueError, match="a curve's table is 0.5: a whole number"):
+        Curve(table=0.5)
 
 
 @pytest.mark.parametrize("given,words", [
