@@ -212,6 +212,7 @@ def test_more_memory_fits_more_and_optimising_fits_most():
     assert batches["dawnpiper"] == max(batches.values()) > batches["compute"]
     plain = tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory=False).batch
     assert tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory=np.False_).batch == plain
+    assert tp.max_batch(model, 3, 1.5 * need, 6, planner=dawnpiper, optimise_memory=False).batch == plain      # a function is told
     with pytest.raises(TypeError, match="optimise_memory is 'no': True or False"):
         tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory="no")
     assert max(batches["compute"], batches["uniform"]) <= plain <= batches["dawnpiper"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
@@ -78,7 +79,8 @@ _NAMES = ("dawnpiper", "dawnpiper_binary", *_FIXED)
 
 def _planner(planner: str | Planner, optimise: bool | None) -> tuple[str, Callable[..., DawnPiperPlan]]:
     if callable(planner):
-        return getattr(planner, "__name__", "planner"), planner
+        given = {} if optimise is None else {"optimise_memory": optimise}
+        return getattr(planner, "__name__", "planner"), partial(planner, **given)
     planner = one_of("planner", planner, _NAMES)
     if planner == "dawnpiper":
         return planner, lambda *a, **k: dawnpiper(*a, **k, optimise_memory=optimise is not False)
@@ -181,7 +183,7 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
         planner: "dawnpiper" (exact), "dawnpiper_binary", or a fixed partition: "uniform" (equal numbers of blocks),
             "compute" (equal times), "memory" (DawnPiper's Alg. 2); or a function with dawnpiper's arguments, of which the
             nodes come first.
-        optimise_memory: may it recompute and swap? None: the first two do, the fixed ones do not.
+        optimise_memory: may it recompute and swap? None: the first two do, the fixed ones do not, a function is not told.
         most: stop there.
         executable: True: what ``tp.plan`` fits for this engine, to the byte. ``planner`` is then one of its names and
             ``schedule`` of its schedules; a GPTConfig with its cluster (links and swaps are the cluster's); whole sequences;
