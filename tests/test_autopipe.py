@@ -359,6 +359,7 @@ def test_slicer_closed_forms():
         ({"bwd": [np.inf, 1.0]}, ValueError, r"bwd\[0\] is inf"),
         ({"fwd": []}, ValueError, "bwd has 2 values: 0 would be right"),
         ({"fwd": [], "bwd": []}, ValueError, "fwd has 0 blocks"),
+        ({"fwd": [], "bwd": [], "memory": {"limit_bytes": 1.0}}, ValueError, "fwd has 0 blocks"),
         ({"fwd": [1e300, 1e300]}, ValueError, "fwd sums to 2e"),
         ({"fwd": "x"}, TypeError, "fwd is str"),
         ({"stages": 0}, ValueError, "stages is 0"),

@@ -222,7 +222,7 @@ def _plan(
         raise _core.InvalidValueError(f"stages is {parts}: at least 1 is needed")
     if 0 < blocks < parts:
         raise _core.InvalidValueError(f"stages is {parts} for {blocks} blocks: at most one stage a block, {blocks}, is possible")
-    limits = None if fits is None else fits._arrays(blocks, min(parts, blocks))
+    limits = None if fits is None or not blocks else fits._arrays(blocks, parts)       # that there are no blocks the core says
     found = _core.plan_autopipe(
         forward, backward, parts, micros, number(comm_s, "comm_s", "seconds"), flag(blocking, "blocking"), limits, method,
         time_limit_s=time_limit(time_limit_s), effort=effort,
