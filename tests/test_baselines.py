@@ -510,6 +510,7 @@ def test_edges(planner) -> None:
         ({"memory": {"limit_bytes": 0.0}}, ValueError, "limit_bytes is 0"),
         ({"memory": {}}, TypeError, "limit_bytes is None"),
         ({"memory": {"limit_bytes": 9.0, "static": [1.0, 1.0]}}, ValueError, "static"),
+        ({"memory": {"limit_bytes": 9.0, "x": 1.0, 3: 1.0}}, ValueError, r"memory has \[3, 'x'\]"),
         ({"memory": {"limit_bytes": 9.0, "static_bytes": [1.0, -2.0]}}, ValueError, r"static_bytes\[1\] is -2"),
         ({"memory": {"limit_bytes": 9.0, "recompute_s": [1.0]}}, ValueError, "recompute_s has 1 values"),
     ],

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..config import html_table, human_bytes, human_seconds
+from ..config import brief, html_table, human_bytes, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, explained, flag, integer, integers, number
 
@@ -65,7 +65,7 @@ class BaselinePlan(Answer):
     stage_time_s: FloatArray
     """[stages] forward + backward of one micro-batch, recomputation included, of all replicas together."""
     peak_memory_bytes: FloatArray
-    """[stages] of each device; 0 without ``memory``."""
+    """[stages] of each device; 0 without ``memory``, or where its limit is infinite."""
     pivot_stage: float | None
     """DAPPLE's pivot: k, or k + 0.5 for the messages between stages k and k + 1."""
     objective_s: float
@@ -122,7 +122,7 @@ def _limits(memory: Any, blocks: int) -> tuple[float, list[FloatArray | None]]:
         return 0.0, [None] * 4
     known = {"limit_bytes", "static_bytes", "activation_bytes", "transient_bytes", "recompute_s", "in_flight"}
     if isinstance(memory, Mapping) and memory.keys() - known:
-        raise _core.InvalidValueError(f"memory has {sorted(memory.keys() - known)}: {sorted(known)} would be right")
+        raise _core.InvalidValueError(f"memory has {brief(sorted(memory.keys() - known, key=str))}: {sorted(known)} would be right")
     given = _part(memory, "limit_bytes")
     limit = number(given, "memory's limit_bytes", "one number of bytes")
     if not limit > 0.0:
