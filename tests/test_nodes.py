@@ -10,7 +10,7 @@ from test_dawnpiper import KEYS, draw, random_nodes
 
 import terapipe_c as tp
 from terapipe_c import planners
-from terapipe_c.planners import Nodes, dawnpiper, memory_balanced
+from terapipe_c.planners import Nodes, dawnpiper, dawnpiper_binary, memory_balanced
 from terapipe_c.planners.nodes import NEEDED
 
 
@@ -271,6 +271,23 @@ def test_an_even_division_keeps_blocks_together_where_each_stage_can_have_one():
     assert cuts == [[0, 3, 7], [0, 3, 4, 7], [0, 1, 3, 5, 7]]
 
 
+def test_a_largest_micro_batch_counts_what_it_planned():
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=64, vocab_size=256, block_size=64)
+    asked = []
+
+    def planner(nodes, *a, **k):
+        asked.append(nodes)
+        return dawnpiper_binary(nodes, *a, **k)
+
+    got = tp.max_batch(model, 3, 24 * model.num_params, 6, planner=planner)
+    assert got.tried == len(asked) > 6 and got.planner == "planner"
+    named, plain = (tp.max_batch(model, 3, 24 * model.num_params, 6, planner="dawnpiper_binary", optimise_memory=flag)
+                    for flag in (True, False))
+    assert plain.batch < named.batch == got.batch and not plain.plan.recompute.any()
+    idle = tp.max_batch(tp.planners.Nodes(*np.zeros((6, 4))), 2, 1.0, most=2)
+    assert idle.batch == 2 and idle.samples_per_s == math.inf
+
+
 def test_the_largest_micro_batch_of_the_engine_is_what_tp_plan_fits():
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=64, block_size=16)
     cluster = tp.Cluster(num_devices=3, peak_flops=1e12)
@@ -293,7 +310,8 @@ def test_the_largest_micro_batch_of_the_engine_is_what_tp_plan_fits():
     assert tp.max_batch(model, 2, 1e12, 3, planner="uniform", most=9, **given).batch == 9
     measured = tp.CostModel.from_dict({**tp.CostModel.analytic(model, cluster).to_dict(), "source": "measured", "micro_batch": 3})
     assert tp.max_batch(model, 2, 1e12, 3, planner="uniform", costs=measured, **given).batch == 3
-    assert len(tp.max_batch(model, 2, 1e12, planner="uniform", most=9, **given).plan.slicing) == 2     # as many as stages
+    for stages in (2, 3):                                      # as many as stages
+        assert len(tp.max_batch(model, stages, 1e12, planner="uniform", most=9, **given).plan.slicing) == stages
     with pytest.raises(tp.InfeasibleError):
         tp.max_batch(model, 2, 1000, 3, planner="uniform", **given)
     assert tp.max_batch(model, 2, 1e18, 3, planner="uniform", **given).batch == 65536     # of 3 devices: as many as tp.plan takes
