@@ -285,6 +285,16 @@ def test_a_limit_ends_the_search():
     assert "<table>" in one._repr_html_()
 
 
+def test_what_a_plan_shows():
+    free = planners.autopipe([1.0, 2.0, 3.0, 1.0], [2.0, 4.0, 6.0, 2.0], 2, 4, effort=2**40)
+    fits = planners.autopipe([1.0, 2.0, 3.0, 1.0], [2.0, 4.0, 6.0, 2.0], 2, 4, memory={"limit_bytes": 99, "static_bytes": 8})
+    assert free.peak_memory_bytes is None and list(fits.peak_memory_bytes) == [16, 16]
+    for plan, memory in ((free, ""), (fits, "16 B")):
+        assert "<tr><td>0</td><td>0 - 1</td><td>3 s</td><td>6 s</td><td>" + memory in plan._repr_html_()
+        assert "<tr><td>1 *</td><td>2 - 3</td><td>4 s</td><td>8 s</td><td>" + memory in plan._repr_html_()
+    assert "0 s, 0.00 % saved" in planners.autopipe_slicer([0.0, 0.0], [0.0, 0.0], 3)._repr_html_()
+
+
 def test_edges():
     assert planners.autopipe([3.0], [4.0], 1, 1).boundaries == [0, 1]
     zero = planners.autopipe(np.zeros(6), np.zeros(6), 3, 4)
