@@ -575,6 +575,8 @@ def test_options_are_refused_by_name() -> None:
         planners.pipedream(two, two, 2, 2, param_bytes=[-1.0, 0.0])
     with pytest.raises(ValueError, match="shards is 3 for 2 stages"):
         planners.merak(two, two, 2, 2, shards=3)
+    with pytest.raises(ValueError, match="shards is 0: at least 1"):       # to the core 0 is each block
+        planners.merak(two, two, 2, 2, shards=0)
 
 
 @pytest.mark.parametrize("planner", [planners.uniform, planners.merak, planners.vpipe], ids=lambda p: p.__name__)

@@ -13,7 +13,8 @@ from terapipe_c.planning.judge import Judge
 from terapipe_c.planning.ladder import _question
 from terapipe_c.planning.partitioners import plan_one
 from terapipe_c.planning.request import PLANNERS, SAVERS, check_request
-from terapipe_c.planning.starts import whole_sequences
+from terapipe_c.planning.starts import kind_seconds, whole_sequences
+from terapipe_c.planning.wishes import ask
 
 PAPERS = [name for name in PLANNERS if name not in ("auto", "terapipe", "uniform")]
 
@@ -346,6 +347,50 @@ def test_a_tied_weight_s_gradient_and_moments_are_not_at_both_ends():
     least = min(max(judge.peak_bytes(judge.judge("1f1b", cut, slicing, 0))) for cut in cuts)
     q = _question(judge, "dapple", "1f1b", slicing, 0.0, None)
     assert ladder._cannot_fit(q, least * 9 // 10) and not ladder._cannot_fit(q, least)
+
+
+def told(monkeypatch, called, planner, stages, schedule, micros, extra_bytes=None, **sizes):
+    """(The task, and the arguments that ``called`` of tp.planners has from it.)"""
+    model = tp.GPTConfig(**{"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 2000, "block_size": 8, **sizes})
+    judge = Judge(model, tp.CostModel.analytic(model, tp.Cluster(num_devices=stages, peak_flops=1e9)), stages, 1, 10**9)
+    task = _question(judge, planner, schedule, ((1, (8,)),) * micros, 0.0, None).free
+    heard: list[tuple] = []
+    run = getattr(tp.planners, called)
+    monkeypatch.setattr(tp.planners, called, lambda *a, **k: [heard.append((a, k)), run(*a, **k)][1])
+    task = task if extra_bytes is None else task.within(task.limit_bytes, extra_bytes)
+    ask(task, planner)
+    return task, *heard[0]
+
+
+@pytest.mark.parametrize("planner", ["dawnpiper", "dawnpiper_binary"])
+def test_dawnpiper_counts_the_static_bytes_of_tied_ends_as_they_are(planner, monkeypatch):
+    """It has parameters twice, for values and gradients; the embedding of a tied weight has no gradient of it."""
+    task, (nodes, *_), _ = told(monkeypatch, planner, planner, 2, "1f1b", 2)
+    assert (2 * nodes["param_bytes"] + nodes["optimizer_bytes"] == task.static_bytes).all()
+    assert task.param_bytes[0] > task.updated_bytes[0] > 0     # the embedding: its positions alone have gradients
+
+
+def test_piper_is_told_what_another_order_than_1f1b_holds(monkeypatch):
+    for schedule, held in (("1f1b", None), ("gpipe", 5)):
+        assert told(monkeypatch, "layer_graph", "piper", 2, schedule, 5)[2]["memory"]["in_flight"] == held
+
+
+def test_planners_are_told_of_updates_a_part_with_each_micro_batch(monkeypatch):
+    task, (_, backward, *_), _ = told(monkeypatch, "dapple", "dapple", 2, "1f1b", 4)
+    seconds, costs = kind_seconds(task.judge, task.slicing, "IW"), task.judge.costs
+    step_s = [seconds[b.kind] + costs.optimizer_param_s * bytes_ / 4
+              for b, bytes_ in zip(task.judge.model.blocks, task.updated_bytes, strict=True)]
+    assert np.allclose(backward * task.tick_s * 4, step_s, rtol=1e-6) and costs.optimizer_param_s > 0
+
+
+def test_bmpipe_is_told_of_layers_while_there_are_enough_and_of_the_bytes_of_each(monkeypatch):
+    for stages, whole in ((4, True), (5, False)):
+        _, (layers, *_), _ = told(monkeypatch, "bmpipe", "bmpipe", stages, "1f1b", 2)
+        assert any(layer["name"] == "attention+ffn" for layer in layers) == whole
+    extra = np.array([0, 1, 0, 1, 0, 5, 0, 1, 0, 0.0])         # the third layer has other bytes: it is no neighbour's like
+    task, (layers, *_), _ = told(monkeypatch, "bmpipe", "bmpipe", 2, "1f1b", 2, extra, n_layer=4)
+    assert [layer["count"] for layer in layers] == [1, 2, 1, 1, 1]
+    assert sum(layer["count"] * layer["static_bytes"] for layer in layers) == task.static_bytes.sum()
 
 
 def test_more_memory_has_what_needs_least_where_that_is_faster():
