@@ -20,9 +20,10 @@ from terapipe_c.planning.bounds import (
     stages_bound_s,
     whole_bound_s,
 )
-from terapipe_c.planning.judge import ORDERS, Savings, possible
+from terapipe_c.planning.judge import ORDERS, Candidate, Savings, possible
+from terapipe_c.planning.partitioners import Found
 from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, ROUND, check_request, has_chunks
-from terapipe_c.planning.singles import chunk_counts, chunks_left_out
+from terapipe_c.planning.singles import _quicker, chunk_counts, chunks_left_out
 from terapipe_c.schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZIGZAG
 
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "time_limit_s"))
@@ -364,6 +365,16 @@ def test_all_schedules_of_given_chunks_are_told_to_recompute():
     assert any(plan.recompute) and plan.chunks == 2 and "terapipe with recompute = 'ffn'" in plan.search_log[-1]
     named = tp.plan(long, cluster, planner="terapipe", schedule="hanayo", recompute="ffn", **request)
     assert plan.step_time_s <= named.step_time_s
+
+
+def test_of_two_answers_the_faster_plan_counts_and_of_refusals_the_lighter():
+    """Of a refusal and a search that time stopped the latter: what was not looked for may fit."""
+    fast, slow, again = (Found(None, Candidate(s, "1f1b", (), (), 0)) for s in (1.0, 2.0, 1.0))
+    stopped, light, heavy = tp.DeadlineError("stopped"), tp.InfeasibleError("light"), tp.InfeasibleError("heavy")
+    light.memory_bytes, heavy.memory_bytes = 5, 6
+    for better, worse in ((fast, slow), (slow, stopped), (slow, light), (stopped, light), (light, heavy), (heavy, None)):
+        assert _quicker(better, worse) is better and _quicker(worse, better) is better
+    assert _quicker(fast, again) is fast and _quicker(None, None) is None
 
 
 def test_numbers_of_chunks_that_are_left_out_are_told():

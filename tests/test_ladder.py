@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c.partition import even_partition
 from terapipe_c.planning import ladder, search
 from terapipe_c.planning.judge import Judge
 from terapipe_c.planning.ladder import _question
@@ -347,6 +348,14 @@ def test_a_tied_weight_s_gradient_and_moments_are_not_at_both_ends():
     least = min(max(judge.peak_bytes(judge.judge("1f1b", cut, slicing, 0))) for cut in cuts)
     q = _question(judge, "dapple", "1f1b", slicing, 0.0, None)
     assert ladder._cannot_fit(q, least * 9 // 10) and not ladder._cannot_fit(q, least)
+
+
+def test_ranks_of_several_chunks_have_their_limits_together():
+    model = tp.GPTConfig(n_layer=7, n_head=2, n_embd=256, vocab_size=64, block_size=8)      # parameters are most of its memory
+    judge, slicing = Judge(model, tp.CostModel.analytic(model, tp.Cluster(num_devices=2)), 2, 2, 10**12), ((1, (8,)),) * 2
+    even = judge.judge("interleaved", tuple(even_partition(model, 4)), slicing, 0)
+    q, peak = _question(judge, "bmpipe", "interleaved", slicing, 0.0, None), max(judge.peak_bytes(even))
+    assert not ladder._cannot_fit(q, peak) and ladder._cannot_fit(q, peak // 2)
 
 
 def told(monkeypatch, called, planner, stages, schedule, micros, extra_bytes=None, **sizes):
