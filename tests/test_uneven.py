@@ -542,3 +542,17 @@ def test_labels_go_on_until_plans_of_many_units_are_proven() -> None:
     plan = planners.slice_uneven(times * (1 + 0.05 * np.random.default_rng(0).random((24, 161, 161))))
     assert plan.optimal and sum(plan.lengths) == 160
     assert planners.slice_uneven([np.ones((4, 4)), np.ones((4, 4))], work=1 << 40).optimal
+
+
+def test_memory_and_lengths_of_cost_models_are_in_tokens():
+    assert tp.planners.SliceMemory(10, 1, 2, 3).in_units(4) == (10, 4, 32, 12)
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=32)
+    costs = [tp.CostModel.analytic(model, tp.Cluster(num_devices=2, peak_flops=1e9))] * 2
+    given = dict(seq_len=32, granularity=4)
+    assert tp.planners.slice_uneven(costs, comm=False, **given).lengths == tp.planners.slice_uneven(costs, **given).lengths
+    whole, capped, apart = (tp.planners.slice_uneven(costs[:1], **given, **more)
+                            for more in ({}, {"max_slice": 8}, {"bwd": costs[:1]}))
+    assert whole.lengths == apart.lengths == [32] and sum(capped.lengths) == 32 and max(capped.lengths) <= 8
+    assert apart.latency_s == pytest.approx(whole.latency_s)   # without bwd a cost is of both
+    held = tp.planners.slice_uneven(costs, memory={"limit_bytes": 64, "row_bytes": 8}, **given)
+    assert sum(held.lengths) == 32 and max(held.lengths) <= 8
