@@ -128,13 +128,6 @@ def _replay(work: NDArray[np.void], ranks: int, ran: Program | None = None) -> t
     return program, [_timed(program, work)]
 
 
-def _with_means(table: Float) -> Float:
-    """NaN, what was not done, becomes the stage's mean: slice_skew is what slices cost that differ from it, and zeros would."""
-    count = (~np.isnan(table)).sum(axis=1)
-    mean: Float = np.nansum(table, axis=1) / np.maximum(count, 1)
-    return np.where(np.isnan(table), mean[:, None], table)
-
-
 def _timed(program: Program, work: NDArray[np.void]) -> Timeline:
     """The program simulated with the measured durations of these rows."""
     code = np.zeros(len(work), INSTRUCTION)
@@ -147,8 +140,8 @@ def _timed(program: Program, work: NDArray[np.void]) -> Timeline:
         mine = work[work["op"] == op]
         for half in (0, 1, 2) if op == CODE["F"] and (code["flags"] != 0).any() else (0,):
             some = mine[code["flags"][work["op"] == op] & 3 == half]
-            table = np.full((program.num_stages, sum(program.slices)), np.nan)
+            table = np.zeros((program.num_stages, sum(program.slices)))
             table[some["stage"], offset[some["micro"]] + some["slice"]] = some["end_s"] - some["start_s"]
-            seconds[OPS[op] + ("", ".a", ".b")[half]] = _with_means(table)
+            seconds[OPS[op] + ("", ".a", ".b")[half]] = table
     # OPT is in the trace and messages are not: a compute-only program with its own end
     return program.simulate(seconds)

@@ -263,8 +263,8 @@ def test_ranks_measure_their_gradients_before_they_meet():
 
 
 def test_causes_sum_to_the_idle_time_where_some_slices_have_b_and_others_i_and_w():
-    """The means over all slices are not what is done then: with them the busiest rank had less work than it has, and what never was
-    idle was put down to unlike slices."""
+    """Means over all slices, not of what is done, once left the busiest rank less work than it has, and what never was idle was put
+    down to unlike slices."""
     rng, skewed = np.random.default_rng(4), 0
     line = schedules.dualpipe_v(1, 2, [1, 2]).simulate({op: np.array([[1.0, 2.0], [3.0, 4.0]]) for op in "FBIW"})
     assert line.idle_s == 0 and not any(line.bubbles.values())

@@ -19,35 +19,43 @@ has_messages(const tp_program *p, const tp_durations *d)
     return 0;
 }
 
-/* Mean of a table over the slices of each stage into even[stages]; is any slice unlike the first? */
+/* Rows of even durations: an operation's, and behind them those of the halves of F. */
+#define ROWS (TP_OPS + 2)
+
+/* The row of what takes its slice's time on its stage; -1: of other instructions. */
 static int
-mean(const tp_program *p, const tp_durations *d, const double *table, double *even)
+row_of(const tp_instr *i)
 {
-    int uneven = 0;
-    for (int v = 0; v < p->stages; v++) {
-        int64_t first = p->offset[tp_program_micro_begin(p, v)], units = p->offset[tp_program_micro_end(p, v)] - first;
-        const double *row = table + v * d->stage_stride + first * d->unit_stride;
-        double sum = 0.0;
-        for (int64_t u = 0; u < units; u++) {
-            sum += row[u * d->unit_stride];
-            uneven |= row[u * d->unit_stride] != row[0];
-        }
-        even[v] = sum / (double)units;
-    }
-    return uneven;
+    if (i->op == TP_OP_F && i->flags & TP_HALVES)
+        return TP_OPS + (i->flags & TP_HALF_SECOND ? 1 : 0);
+    return tp_sched_is_compute(i->op) || tp_sched_is_beside(i->op) ? i->op : -1;
 }
 
-/* Op by op into even[TP_OPS * stages], and behind them the halves of F. */
+typedef struct {
+    double first, sum;
+    int64_t count;
+} tally; /* of a row on a stage */
+
+/* Means of what is done, alone, into even[ROWS * stages]: a stage may halve some forwards, or have B of some slices and I and W of
+ * others, and U has no slices. Is any slice unlike the first that is done? */
 static int
-even_out(const tp_program *p, const tp_durations *d, double *even)
+even_out(const tp_program *p, const tp_durations *d, tally *tallies, double *even)
 {
     int uneven = 0;
-    for (int op = TP_OP_F; op < TP_OPS; op++)
-        if (d->seconds[op] != NULL && (op <= TP_OP_R || tp_sched_is_beside(op)))
-            uneven |= mean(p, d, d->seconds[op], even + op * p->stages);
-    for (int half = 0; half < 2; half++)
-        if (d->half_s[half][TP_OP_F] != NULL)
-            uneven |= mean(p, d, d->half_s[half][TP_OP_F], even + (TP_OPS + half) * p->stages);
+    for (int64_t k = 0; k < p->begin[p->ranks]; k++) {
+        const tp_instr *i = &p->code[k];
+        int row = row_of(i);
+        if (row < 0)
+            continue;
+        tally *mine = &tallies[row * p->stages + i->stage];
+        double seconds = tp_durations_s(d, i->op, i->flags & TP_HALVES, i->stage, tp_program_unit(p, i));
+        if (mine->count++ == 0)
+            mine->first = seconds;
+        mine->sum += seconds;
+        uneven |= seconds != mine->first;
+    }
+    for (int cell = 0; cell < ROWS * p->stages; cell++)
+        even[cell] = tallies[cell].count > 0 ? tallies[cell].sum / (double)tallies[cell].count : 0.0;
     return uneven;
 }
 
@@ -57,20 +65,25 @@ even_open(const tp_program *p, const tp_durations *ideal, tp_lanes *lanes)
 {
     if (ideal->unit_stride == 0)
         return TP_OK;
-    double *even = calloc((size_t)(TP_OPS + 2) * (size_t)p->stages, sizeof *even);
-    if (even == NULL)
-        return tp_fail(TP_EMEMORY, "no memory for the mean durations of %d stages", p->stages);
+    size_t cells = ROWS * (size_t)p->stages;
+    double *even = malloc(cells * sizeof *even);
+    tally *tallies = calloc(cells, sizeof *tallies);
     lanes->tables = even;
-    if (!even_out(p, ideal, even))
+    if (even == NULL || tallies == NULL) {
+        free(tallies);
+        return tp_fail(TP_EMEMORY, "no memory for the mean durations of %d stages", p->stages);
+    }
+    int uneven = even_out(p, ideal, tallies, even);
+    free(tallies);
+    if (!uneven)
         return TP_OK;
     lanes->wanted |= TP_LANE_EVEN;
     lanes->even.stage_stride = 1;
     for (int op = TP_OP_F; op < TP_OPS; op++)
-        if (ideal->seconds[op] != NULL && !tp_sched_is_end(op))
+        if (tp_sched_is_compute(op) || tp_sched_is_beside(op))
             lanes->even.seconds[op] = even + op * p->stages;
     for (int half = 0; half < 2; half++)
-        if (ideal->half_s[half][TP_OP_F] != NULL)
-            lanes->even.half_s[half][TP_OP_F] = even + (TP_OPS + half) * p->stages;
+        lanes->even.half_s[half][TP_OP_F] = even + (TP_OPS + half) * p->stages;
     return TP_OK;
 }
 
@@ -112,7 +125,7 @@ tp_sched_bubbles(const tp_program *program, const tp_lanes *lanes, const tp_tota
     }
     if (lanes->wanted & TP_LANE_IDEAL)
         ideal_s = totals->ideal_s;
-    /* where some slices have B and others I and W, the means of all are not what is done: they may be less than the busiest's work */
+    /* less by rounding alone: the means are of what is done */
     double even_s = totals->even_s > most ? totals->even_s : most;
     if (lanes->wanted & TP_LANE_EVEN && even_s < ideal_s)
         skew = ranks * (ideal_s - even_s);

@@ -423,7 +423,7 @@ typedef struct {
  *   imbalance  = sum over r of (W - w[r])                     less work than the busiest rank (BMPipe's B_I)
  *   comm       = seconds in AR and in replicas' sums (sum_s), summed over ranks, + R * (Ts - Tc)
  *                Tc: also messages take no time
- *   slice_skew = R * (Tc - Te), at least 0   Te: also every op of a kind takes, on each stage, the mean over its slices; at least W
+ *   slice_skew = R * (Tc - Te), at least 0   Te: also every op of a kind takes, on each stage, the mean of those that are done there
  *   warmup + cooldown = the rest, R * (min(Tc, Te) - W): filling and draining; shared in proportion to the seconds idle
  *                before and after the start of each rank's first backward.
  * Every term is >= 0 and they sum to R * T - sum of busy, where busy[r] = w[r] less recomputation, swaps, AR and sums. */
