@@ -123,8 +123,8 @@ tp_nccl_part(tp_cuda_comm *base);
 /* With the lock held: abort all communicators, once. */
 void
 tp_nccl_abort(nccl_comm *c);
-/* The status and words for a call's result; aborts everything. peer: the call's peer, or NCCL_EVERYBODY. EABORTED: the words of who
- * failed first, which it waits for where a rank may be lost; nothing is aborted yet. */
+/* The status and words for a call's result; tells the region and aborts everything. peer: the call's peer, or NCCL_EVERYBODY.
+ * EABORTED: the words of who failed first, which it waits for where a rank may be lost; nothing is aborted yet. */
 tp_status
 tp_nccl_fail(nccl_comm *c, int result, nc_comm comm, int peer, const char *what);
 /* Poll until the operation begun on the communicator is enqueued on its stream. result: what the call itself returned. ETIMEOUT,

@@ -33,9 +33,13 @@ tp_nccl_abort(nccl_comm *c)
     c->twins.comm = c->world = NULL;
 }
 
+/* After this rank's error. The others hear of it first, unless all leave anyway: an abort may end only when those of the machine's
+ * other ranks have begun (NCCL's proxy.cc, ncclProxyService; issue 863), or hang. */
 static void
-abort_now(nccl_comm *c)
+abort_now(nccl_comm *c, tp_status status)
 {
+    if (!c->ending)
+        tp_region_abort(c->base.region, status, c->base.comm.rank, tp_error_message());
     pthread_mutex_lock(&c->lock);
     tp_nccl_abort(c);
     pthread_mutex_unlock(&c->lock);
@@ -89,7 +93,7 @@ tp_nccl_fail(nccl_comm *c, int result, nc_comm comm, int peer, const char *what)
     with_text other = with(c, peer);
     tp_fail(status, "rank %d: NCCL's %s%s: %s%s%s%s", c->base.comm.rank, what, other.whom, c->nccl->error_string(result),
             more != NULL && *more ? ": " : "", more != NULL ? more : "", other.doing);
-    abort_now(c);
+    abort_now(c, status);
     return status;
 }
 
@@ -99,7 +103,7 @@ time_out(nccl_comm *c, int64_t patience_ns, const char *what, int peer)
     with_text other = with(c, peer);
     tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for NCCL's %s%s%s", c->base.comm.rank, (double)patience_ns * 1e-9, what, other.whom,
             other.doing);
-    abort_now(c);
+    abort_now(c, TP_ETIMEOUT);
     return TP_ETIMEOUT;
 }
 

@@ -116,6 +116,16 @@ def test_ranks_that_nccl_does_not_let_go_of_end(processes, tmp_path, monkeypatch
     assert all(re.fullmatch(f"rank {rank} is ended: {why}", errors[rank]) for rank in (0, 2)), errors
 
 
+def test_who_fails_says_so_before_its_abort_waits_for_the_others(processes, tmp_path, monkeypatch):
+    """As NCCL's does, of ranks of one machine: they did not know, and were told that they had waited for that rank in vain."""
+    monkeypatch.setenv("FAKE_STUCK", "others")
+    said, errors = trained(planned(3, "zb-v"), processes, tmp_path / "run", "1 ncclSend -40", timeout_s=8.0)
+    words = r"rank 1: NCCL's ncclSend with rank [02]: an error of the fake"
+    assert said[1]["error"] == "ExecutionError" and re.match(words, said[1]["text"]) and errors == [""] * 3, (said, errors)
+    for other in (0, 2):
+        assert re.match(f"rank {other} was ended because rank 1 failed first: {words}", said[other]["text"]), said
+
+
 def test_a_rank_may_read_its_tensors_for_longer_than_ranks_wait_for_each_other(processes, tmp_path):
     """By the thread that its GPU's graphs are captured by, too."""
     plan, start = planned(2, "1f1b"), tmp_path / "start"

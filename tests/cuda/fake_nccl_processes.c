@@ -39,7 +39,7 @@ typedef struct {
 
 typedef struct { /* a communicator, in the file */
     int ranks;
-    _Atomic int joined, finalized, error, pid[RANKS];
+    _Atomic int joined, finalized, aborted, error, pid[RANKS];
     split split[SPLITS];
     ring ring[];
 } shared;
@@ -69,9 +69,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int own_rank = -1;
 static _Thread_local int depth, grouped;
 static _Thread_local operation group[2 * RANKS];
+static _Thread_local nc_comm aborting[4 * RANKS]; /* in this group */
+static _Thread_local int aborts;
 static char why[512] = "the fake has no more to say";
 
-static void
+static int
 fault(const char *call)
 {
     static struct {
@@ -85,9 +87,18 @@ fault(const char *call)
         i++;
     made[i].call = call;
     made[i].count++;
-    if (text != NULL && sscanf(text, "%d %63s %d", &rank, name, &nth) == 3 && rank == own_rank && strcmp(name, call) == 0 &&
-        nth == made[i].count)
+    if (text == NULL || sscanf(text, "%d %63s %d", &rank, name, &nth) != 3 || rank != own_rank || strcmp(name, call) != 0)
+        return NC_SUCCESS;
+    if (nth == made[i].count)
         raise(SIGKILL);
+    return nth == -made[i].count ? NC_SYSTEM_ERROR : NC_SUCCESS;
+}
+
+static int
+is_stuck(const char *how)
+{
+    const char *told = getenv("FAKE_STUCK");
+    return told != NULL && strcmp(told, how) == 0;
 }
 
 /* What the real library would refuse, or do wrongly without a word. */
@@ -323,7 +334,9 @@ begin(const char *call, operation o, int type, tp_stream stream)
         snprintf(why, sizeof why, "%s", emulator.message());
         return 3; /* ncclInternalError */
     }
-    fault(call);
+    int failed = fault(call);
+    if (failed != NC_SUCCESS)
+        return failed;
     pthread_mutex_lock(&lock);
     int result = type != NC_INT8 ? NC_INVALID_USAGE : refuse(o.comm, call);
     if (result == NC_SUCCESS && depth == 0)
@@ -359,6 +372,9 @@ FAKE(ncclGroupEnd)(void)
         result = operate(&group[i]);
     grouped = depth == 0 ? 0 : grouped;
     pthread_mutex_unlock(&lock);
+    for (; depth == 0 && aborts > 0; aborts--)
+        while (is_stuck("others") && aborting[aborts - 1]->all->aborted < aborting[aborts - 1]->all->ranks)
+            usleep(1000);
     return result;
 }
 
@@ -376,9 +392,11 @@ FAKE(ncclCommAbort)(nc_comm c)
 {
     if (depth == 0 || c->dead)
         misused("ncclCommAbort");
-    while (getenv("FAKE_STUCK") != NULL)
+    while (is_stuck("1"))
         pause();
     c->dead = 1;
+    c->all->aborted++;
+    aborting[aborts++] = c;
     return NC_SUCCESS;
 }
 
