@@ -66,15 +66,18 @@ class LayerType:
 
     def pairs(self, length: int, context: int = 0) -> int:
         """(query, key) pairs of ``length`` tokens after ``context`` others."""
+        length, context = whole("length", length, 0), whole("context", context, 0)    # a NumPy int would overflow its own type
         own = length * (length + 1) // 2 if self.causal else length * length
         return own + length * context
 
     def flops(self, length: int, context: int = 0, micro_batch: int = 1) -> float:
         """Forward FLOPs of ``micro_batch`` slices; the backward has twice that."""
+        length, micro_batch = whole("length", length, 0), whole("micro_batch", micro_batch)
         return float(micro_batch * (2 * self.active_params * length + self.pair_flops * self.pairs(length, context)))
 
     def activation_bytes(self, length: int, context: int = 0, micro_batch: int = 1, selective: bool = False) -> float:
         """Kept from forward to backward. Scores are kept whole, masked half included, unless ``selective``."""
+        length, context, micro_batch = whole("length", length, 0), whole("context", context, 0), whole("micro_batch", micro_batch)
         quadratic = 0 if selective else self.pair_bytes * length * (length + context)
         return float(micro_batch * (self.token_bytes * length + quadratic))
 
@@ -105,6 +108,7 @@ class ArchitectureSpec:
 
     def cut_bytes(self, length: int, micro_batch: int = 1) -> float:
         """Of the message between two stages: the residual stream."""
+        length, micro_batch = whole("length", length, 0), whole("micro_batch", micro_batch)
         return float(_HALF * self.hidden * length * micro_batch)
 
     def block_costs(self, device: Device | str, *, seq_len: int | None = None, micro_batch: int = 1, tensor_parallel: int = 1,
@@ -122,7 +126,7 @@ class ArchitectureSpec:
                  roofline: dict[str, Any]) -> tuple[float, float]:
         machine = device_of(device)
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
-        flops = block.flops(length, 0, whole("micro_batch", micro_batch)) / parts
+        flops = block.flops(length, 0, micro_batch) / parts
         move = (_HALF * block.params + block.activation_bytes(length, 0, micro_batch)) / parts
         return machine.seconds(flops, move, **roofline), machine.seconds(2 * flops, 2 * move, **roofline)
 
@@ -131,7 +135,7 @@ class ArchitectureSpec:
         """What ``tp.planners.bmpipe`` takes: layer types in model order, each with none, selective and full recomputation (which
         keeps a layer's whole input on each device, as Korthikanti et al. count it); ``tensor_parallel`` as in :meth:`block_costs`.
         """
-        parts, made = whole("tensor_parallel", tensor_parallel), []
+        parts, micro_batch, made = whole("tensor_parallel", tensor_parallel), whole("micro_batch", micro_batch), []
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
         for group, count in self.parts:
             both = [self._seconds(b, device, length, micro_batch, parts, roofline) for b in group]
@@ -179,7 +183,8 @@ class ArchitectureSpec:
         """
         machine = device_of(device)
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
-        rows = float(length * whole("micro_batch", micro_batch))
+        micro_batch = whole("micro_batch", micro_batch)
+        rows = float(length * micro_batch)
         table: list[tuple[float, ...]] = []
         names: list[str] = []
         blocks: list[int] = []

@@ -210,3 +210,20 @@ def test_what_is_wrong_is_named():
                        (lambda: zoo.get("t5-780m").nodes("v100", micro_batch=0), "micro_batch")):
         with pytest.raises(ValueError, match=word):
             call()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("name", ["bloom-176b", "moe-1t", "t5-780m"])
+def test_a_number_of_numpy_is_any_other(name, kind):
+    """Bytes were those modulo 2^32, with a warning, of a micro_batch out of an array of int32."""
+    spec, given, own = zoo.get(name), {"micro_batch": kind(64), "seq_len": np.int32(4096)}, {"micro_batch": 64, "seq_len": 4096}
+    for of in (spec.nodes, spec.tensor_nodes):
+        one, other = of("h100", **given), of("h100", **own)
+        keys = ("fwd_s", "bwd_s", "recompute_s", "activation_bytes", "param_bytes", "optimizer_bytes", "cut_bytes")
+        assert all(np.array_equal(one[key], other[key]) for key in keys)
+    assert spec.layers("h100", tensor_parallel=kind(2), **given) == spec.layers("h100", tensor_parallel=2, **own)
+    assert np.array_equal(spec.block_costs("h100", **given), spec.block_costs("h100", **own))
+    assert spec.cut_bytes(np.int32(4096), kind(64)) == spec.cut_bytes(4096, 64)
+    for block in spec.blocks[1:3]:
+        assert block.flops(np.int32(4096), np.int32(9), kind(64)) == block.flops(4096, 9, 64)
+        assert block.activation_bytes(np.int32(4096), np.int32(9), kind(64)) == block.activation_bytes(4096, 9, 64)
