@@ -328,13 +328,8 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
         raise FileNotFoundError(f"no .py file of the standard library in {root}")
     if path is None:
         return text
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        with naming(path):
-            temporary.write_bytes(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path) as out:
+        out.write(text)
     return path
 
 

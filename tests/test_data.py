@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -369,6 +370,17 @@ def test_stdlib_corpus(tmp_path):
     path = stdlib_corpus(tmp_path / "corpus.txt", max_bytes=100_000)
     assert path.read_bytes() == text[:100_000] and os.listdir(tmp_path) == ["corpus.txt"]
     assert len(stdlib_corpus()) > 5_000_000
+    with pytest.raises(FileNotFoundError) as caught:       # it named a temporary file, which nobody had asked for
+        stdlib_corpus(tmp_path / "nowhere" / "corpus.txt", max_bytes=9)
+    assert caught.value.filename == str(tmp_path / "nowhere")
+
+
+def test_threads_write_one_corpus(tmp_path):
+    """Their temporary file was the same one, which the first to be done took away from the others."""
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(stdlib_corpus, tmp_path / "corpus.txt", 300_000) for _ in range(32)]
+        assert {one.result() for one in asked} == {tmp_path / "corpus.txt"}
+    assert os.listdir(tmp_path) == ["corpus.txt"] and (tmp_path / "corpus.txt").read_bytes() == stdlib_corpus(max_bytes=300_000)
 
 
 def test_what_is_packed_is_no_text(tmp_path):
