@@ -437,7 +437,7 @@ def _rows(intervals: Any) -> NDArray[np.void]:
             raise InvalidValueError(
                 f"the intervals have no field {missing[0]!r}: {', '.join(INTERVAL.names or ())} would be right"
             )
-        columns = {name: array[name] for name in INTERVAL.names or ()}
+        columns = {name: _typed(array[name]) for name in INTERVAL.names or ()}
     else:
         try:
             listed = [tuple(row) for row in intervals]
@@ -448,14 +448,14 @@ def _rows(intervals: Any) -> NDArray[np.void]:
         if any(len(row) != 7 for row in listed):
             raise InvalidValueError("an interval is not (rank, op, stage, micro, slice, start_s, end_s)")
         try:
-            columns = {name: np.array([row[i] for row in listed]) for i, name in enumerate(INTERVAL.names or ())}
+            columns = {name: _typed(np.array([row[i] for row in listed])) for i, name in enumerate(INTERVAL.names or ())}
         except ValueError:
             columns = {"rank": np.empty((1, 0))}
         if any(column.ndim != 1 for column in columns.values()):
             raise InvalidTypeError("an interval has a list where (rank, op, stage, micro, slice, start_s, end_s), words and "
                                    "numbers, would be right")
     rows = np.zeros(len(columns["rank"]), INTERVAL)
-    if columns["op"].dtype.kind in "US":
+    if columns["op"].dtype.kind == "U":
         try:
             columns["op"] = np.array([CODE[str(name)] for name in columns["op"]], np.uint16)
         except KeyError as error:
@@ -478,6 +478,13 @@ def _rows(intervals: Any) -> NDArray[np.void]:
     if len(rows) and rows["op"].max() >= len(OPS):
         raise InvalidValueError(f"an interval has operation {rows['op'].max()}: below {len(OPS)} would be right")
     return rows
+
+
+def _typed(column: NDArray[Any]) -> NDArray[Any]:
+    """The column by what is in it: names are objects in a table of pandas', and bytes in one of HDF5."""
+    if column.dtype.kind == "O":
+        column = np.array(column.tolist())
+    return np.char.decode(column, "ascii", "replace") if column.dtype.kind == "S" else column
 
 
 def _strange(column: NDArray[Any], integral: bool) -> Any:
