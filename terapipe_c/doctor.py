@@ -35,6 +35,9 @@ class Finding:
 
 def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
     """Look at everything; `folder` is where runs would be written. Nothing stays changed."""
+    def disk() -> Iterator[Finding]:
+        return _disk(Path(folder))
+
     checks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _core,
@@ -45,14 +48,14 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
         _limits,
         _mpi,
         _gpus,
-        lambda: _disk(Path(folder)),
+        disk,
     ]
     out: list[Finding] = []
     for check in checks:
         try:
             out.extend(check())
         except Exception as error:  # a strange machine must not stop the report
-            out.append(Finding(getattr(check, "__name__", "check").strip("_"), f"could not be examined: {error}", NOTE))
+            out.append(Finding(check.__name__.strip("_"), f"could not be examined: {error}", NOTE))
     return out
 
 
@@ -303,8 +306,13 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    asked = folder
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+    except OSError as error:        # it, or one above, may not be looked into, or has a name that is too long
+        yield Finding("folder", f"{asked}: {error.strerror}", WRONG, "give --out a folder you may write to")
+        return
     why = ""
     if folder.is_dir():
         try:

@@ -1,5 +1,6 @@
 """The command `terapipe doctor`: what it says of this machine, and of others."""
 
+import errno
 import json
 import os
 import shutil
@@ -90,6 +91,20 @@ def test_doctor_tries_whether_a_folder_takes_a_file(capsys, tmp_path, folder):
     before = os.stat(tmp_path)
     assert "wrong  folder" not in run(capsys, "doctor", "--out", tmp_path)[1]
     assert not list(tmp_path.iterdir()) and os.stat(tmp_path).st_mtime_ns == before.st_mtime_ns
+
+
+def test_doctor_calls_a_folder_wrong_that_may_not_be_looked_at(capsys, monkeypatch, tmp_path):
+    """It was a note, of a check that was called <lambda>."""
+    code, table, _ = run(capsys, "doctor", "--out", str(tmp_path / ("x" * 300)))
+    assert code == 1 and "wrong  folder" in table and "File name too long" in table and "<lambda>" not in table
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", denied)
+    found = examine("/root/runs")[-1]
+    assert (found.name, found.value, found.status) == ("folder", "/root/runs: Permission denied", "wrong")
+    assert examine(None)[-1].name == "disk"
 
 
 def test_doctor_knows_a_full_disk(monkeypatch, tmp_path):
