@@ -54,7 +54,10 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
             found = read_entry(path / "trace.json", "rows", list)
             if found.get("plan") not in (None, plan.digest):     # resumed by another plan, which has not come to its end
                 return "planned timeline of a run (trace.json is of the plan before)", plan.timeline()
-            return "measured timeline of the last step", measured_timeline([tuple(row) for row in found["rows"]], plan.program)
+            try:
+                return "measured timeline of the last step", measured_timeline([tuple(row) for row in found["rows"]], plan.program)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path / 'trace.json'} is damaged: {error}") from None
         return "planned timeline of a run", plan.timeline()
     try:
         raw = read_bytes(path)      # once: it may be a pipe

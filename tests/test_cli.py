@@ -542,7 +542,8 @@ def test_damaged_files_of_a_run_folder_are_named(capsys, tmp_path, monkeypatch):
     few = "--n-layer 1 --n-head 1 --n-embd 8 --seq-len 16 --batch 1 --stages 1 --costs analytic".split()
     again = ["--threads", "--quiet"]
     assert run(capsys, "train", *few, "--data", "corpus.txt", "--steps", 2, "--out", "a", *again)[0] == 0
-    wrongs = {"config.json": (b"{", b"\xff{}", b"[]", b"{}"), "trace.json": (b"", b"\xb8", b"{}", b'{"rows": 3}')}
+    wrongs = {"config.json": (b"{", b"\xff{}", b"[]", b"{}"),
+              "trace.json": (b"", b"\xb8", b"{}", b'{"rows": 3}', b'{"rows": [3]}', b'{"rows": [[3]]}')}
     for name, wrong in wrongs.items():
         good = Path("a", name).read_bytes()
         for content in wrong:
