@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidValueError
-from ._files import naming
+from ._files import naming, writing
 
 __all__ = ["FileLayout", "OnDemand", "TensorSpec", "checksum", "lay_out", "no_checkpoint", "read_layout", "read_tensor",
            "same_values", "write_file"]
@@ -136,7 +136,9 @@ def read_layout(path: str | os.PathLike[str]) -> FileLayout:
             raise InvalidValueError(f"{path}: not a safetensors file: its header is no JSON object")
         metadata = header.pop("__metadata__", None) or {}
         specs = [_spec(path, name, entry, 8 + length) for name, entry in header.items()]
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except InvalidValueError:
+        raise
+    except (ValueError, RecursionError) as error:       # of too many digits, too
         raise InvalidValueError(f"{path}: not a safetensors file: its header is no JSON ({error})") from error
     end = 8 + length
     for spec in sorted(specs, key=lambda s: (s.offset, s.nbytes)):
@@ -178,23 +180,16 @@ def write_file(
     """Write one float32 file from one process, whole or not at all; gives the checksum of each tensor. arrays: or pairs of these
     names and shapes in their order, of which each is made when it is asked for, and let go before the next."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     pairs = arrays.items() if isinstance(arrays, Mapping) else arrays
     layout = lay_out(path.name, {name: array.shape for name, array in pairs} if shapes is None else shapes, metadata)
     sums = {}
-    try:
-        with naming(path), temporary.open("wb") as file:
-            file.write(layout.head)
-            for name, array in pairs:
-                data = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint8).data
-                sums[name] = checksum(data)
-                file.write(data)
-                del array, data
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path) as file:
+        file.write(layout.head)
+        for name, array in pairs:
+            data = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint8).data
+            sums[name] = checksum(data)
+            file.write(data)
+            del array, data
     return sums
 
 
@@ -204,7 +199,7 @@ def _spec(path: Path, name: str, entry: Any, base: int) -> TensorSpec:
         sound = all(type(n) is int and n >= 0 for n in (*shape, start, end))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValueError(f"{path}: tensor {name} has no sound entry in the header: {entry!r}") from error
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise InvalidValueError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
     if not sound or end - start != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
         raise InvalidValueError(f"{path}: tensor {name} of {dtype} {list(shape)} does not fit its bytes {start}..{end}")

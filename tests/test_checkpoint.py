@@ -481,7 +481,9 @@ def test_headers_that_lie_are_refused(tmp_path):
     refused("not a safetensors file: its header", b"\xff\xfe{}")
     refused("tensor a has no sound entry", {"a": {"dtype": "F32"}})
     refused("tensor a has no sound entry", {"a": 3})
-    refused("tensor a has dtype F8", {"a": {**entry, "dtype": "F8"}})
+    for dtype in ("F8", ["F32"], {}, None):
+        refused("tensor a has dtype ", {"a": {**entry, "dtype": dtype}})
+    refused("not a safetensors file: its header is no JSON", b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b"]}}")
     refused("tensor a of F32 .* does not fit", {"a": {**entry, "shape": [5]}})
     refused("tensor a of F32 .* does not fit", {"a": {**entry, "shape": [-2, -2]}})
     refused("tensor b starts at byte", {"a": entry, "b": entry})
