@@ -10,6 +10,7 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ __all__ = ["Finding", "examine"]
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
 KEPT = "checkpoints take 12 bytes a parameter, the newest two are kept"
+#: Where version 2 of control groups, which names no controllers, and the CPU's of version 1 may be.
+CPU_GROUPS = {"": ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "cpu": ("sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct")}
 CUDA_ALONE = 'not here; needed only for backend="cuda"'
 CUDNN_ALONE = "not here; needed only for TERAPIPE_ATTENTION=cudnn"
 
@@ -139,13 +142,31 @@ def _kernels() -> str | None:
     return next((name for isa, name in names.items() if isa in sets), "portable")
 
 
-def cpu_quota() -> float | None:
-    """Cores that the container may keep busy; None: all."""
-    path = Path("/sys/fs/cgroup/cpu.max")
-    if not path.exists():
-        return None
-    quota, period = path.read_text().split()
-    return None if quota == "max" else int(quota) / int(period)
+def cpu_quota(root: str | os.PathLike[str] = "/") -> float | None:
+    """Cores that this process's control groups, and those that they are in, let it keep busy; None: all. Of a container the
+    mounted folder may be its own group, whatever path it has outside: the folder itself is always looked at."""
+    found: list[float] = []
+    with suppress(OSError):
+        for line in Path(root, "proc/self/cgroup").read_text().splitlines():      # number:controllers:path, none of version 2
+            names, _, group = line.partition(":")[2].partition(":")
+            for name, mounts in CPU_GROUPS.items():
+                for mount in mounts if name in names.split(",") else ():
+                    top = Path(root, mount)
+                    folder = Path(top, group.lstrip("/"))
+                    groups = [one for one in (folder, *folder.parents) if one.is_relative_to(top) and ".." not in one.parts]
+                    found += [quota for one in groups if (quota := _quota(one)) is not None]
+    return min(found, default=None)
+
+
+def _quota(group: Path) -> float | None:
+    """What one group says; None: nothing."""
+    with suppress(OSError, ValueError):         # a group without this controller has no such file; "max" is no number
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None      # -1: none
+    return None
 
 
 def _memory() -> Iterator[Finding]:

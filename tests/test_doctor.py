@@ -13,7 +13,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import cli, cuda
-from terapipe_c.doctor import examine
+from terapipe_c.doctor import cpu_quota, examine
 
 
 def run(capsys, *argv):
@@ -105,6 +105,29 @@ def test_doctor_calls_a_folder_wrong_that_may_not_be_looked_at(capsys, monkeypat
     found = examine("/root/runs")[-1]
     assert (found.name, found.value, found.status) == ("folder", "/root/runs: Permission denied", "wrong")
     assert examine(None)[-1].name == "disk"
+
+
+@pytest.mark.parametrize("lines, files, cores", [
+    ("0::/", {"cpu.max": "150000 100000\n"}, 1.5),
+    ("0::/", {"cpu.max": "max 100000\n"}, None),
+    ("0::/a/b.service", {"a/cpu.max": "300000 100000", "a/b.service/cpu.max": "max 100000"}, 3.0),          # systemd's, Slurm's
+    ("0::/a/b", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "50000 100000", "c/cpu.max": "1000 100000"}, 0.5),
+    ("0::/../x", {"cpu.max": "200000 100000", "../x/cpu.max": "1 100000"}, 2.0),          # outside of the container's
+    ("4:cpuset:/d\n3:cpu,cpuacct:/docker/1\n0::/", {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
+    ("3:cpuacct,cpu:/k", {"cpu,cpuacct/k/cpu.cfs_quota_us": "50000", "cpu,cpuacct/k/cpu.cfs_period_us": "100000",
+                          "cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+    ("3:cpuset:/k", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000", "cpu.max": "1 1"}, None),
+    ("0::/", {"cpu.max": ""}, None),
+    ("", {}, None),
+])
+def test_all_groups_of_a_process_limit_its_cores(tmp_path, lines, files, cores):
+    """Version 1, and version 2 but at the root, were overlooked: `docker run --cpus`, a service of systemd's, a job of Slurm's."""
+    for name, text in {"proc/self/cgroup": lines, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}.items():
+        path = Path(os.path.normpath(tmp_path / name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert cpu_quota(tmp_path) == cores
+    assert cpu_quota(tmp_path / "nothing") is None
 
 
 def test_doctor_knows_a_full_disk(monkeypatch, tmp_path):
