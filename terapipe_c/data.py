@@ -255,15 +255,13 @@ def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[
             return _open_file(path, tokenizer)
     if tokenizer is not None:
         raise InvalidValueError("tokenizer is for text files; data is an array of tokens already")
-    if isinstance(data, (bytes, bytearray)):
-        data = memoryview(data)
     return _as_tokens(data, "array", f"data is {type(data).__name__}"), "array", "array"
 
 
 def _as_tokens(given: Any, name: str, what: str) -> NDArray[Any]:
     """1-D and of integers, or a ValueError. name: of where they are from; what: the beginning of its message."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(memoryview(given) if isinstance(given, (bytes, bytearray)) else given)
         if np.ma.is_masked(given):
             raise ValueError(f"token {int(np.argmax(np.ma.getmaskarray(given)))} is masked")
     except (ValueError, TypeError, OverflowError) as error:

@@ -217,6 +217,9 @@ def test_tokenizer(tmp_path):
         Dataset(tmp_path / "bad.txt", 10, 1, tokenizer=lambda text: [1])
     with pytest.raises(ValueError, match=r"t\.txt.*float"):
         Dataset(tmp_path / "t.txt", 10, 1, tokenizer=lambda text: [0.5, 1.5])
+    for kind in (bytes, bytearray):        # as a tokenizer's type allows, and as data they were right
+        encoded = Dataset(tmp_path / "t.txt", 10, 1, tokenizer=lambda text, kind=kind: kind(text.encode()))
+        assert np.array_equal(encoded.tokens, Dataset(tmp_path / "t.txt", 10, 1).tokens)
     with pytest.raises(ValueError, match=r"nano\.bin.*tokens already"):
         (tmp_path / "nano.bin").write_bytes(bytes(100))
         Dataset(tmp_path / "nano.bin", 10, 1, tokenizer=lambda text: [1])
