@@ -40,6 +40,10 @@ def test_cached_logits_equal_the_oracle_one_token_at_a_time(change):
     got = [cache.forward(tokens[:4])] + [cache.forward([t]) for t in tokens[4:]]
     np.testing.assert_allclose(got, expected[0, 3:], rtol=2e-4, atol=2e-4)
     np.testing.assert_allclose(logits(params, model, tokens), expected[0, -1], rtol=2e-4, atol=2e-4)
+    for name in ("transformer.wte.weight", "transformer.wpe.weight"):
+        params[name] *= np.float32(0.01)        # a variance near LayerNorm's epsilon
+    expected, _ = ref.forward(model, params, tokens[None])
+    np.testing.assert_allclose(logits(params, model, tokens), expected[0, -1], rtol=2e-4, atol=2e-4)
 
 
 def test_generate():
@@ -62,6 +66,43 @@ def test_generate():
     for bad, message in (([], "empty"), ([13], "token 0 is 13"), ([1, -1], "token 1 is -1")):
         with pytest.raises(ValueError, match=message):
             generate(params, MODEL, bad, 1)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 9])
+def test_a_full_window_moves_on_by_half(block_size):
+    """As its text says: with the last half of it (of one token: that one), read again from position 0."""
+    model = ref.Model(**{**model_dict(MODEL), "block_size": block_size})
+    params = {name: 4 * array for name, array in float_params(model).items()}      # positions tell
+    prompt, greedy = [int(t) for t in np.random.default_rng(2).integers(0, 13, 14)], []
+    window = prompt[-block_size:]
+    for _ in range(30):
+        greedy.append(int(logits(params, model, window).argmax()))
+        window = [*window, greedy[-1]]
+        if len(window) > block_size:
+            window = window[-(block_size // 2 or 1):]
+    assert generate(params, model, prompt, 30, temperature=0).tolist() == greedy and (block_size == 1 or len(set(greedy)) > 2)
+
+
+def test_generate_has_the_defaults_and_bounds_of_its_text():
+    params = float_params(MODEL)
+    default = generate(params, MODEL, [1])
+    assert len(default) == 256 and (default == generate(params, MODEL, [1], 256, 0.8, None, 0)).all()
+    assert len(generate(params, MODEL, [1], 2, seed=2**64 - 1)) == 2
+    with pytest.raises(ValueError, match="seed is 18446744073709551616"):
+        generate(params, MODEL, [1], 2, seed=2**64)
+    assert (generate(params, MODEL, [1], 9, top_k=10**9) == default[:9]).all()
+    for vocab in (256, 257):
+        wide = ref.Model(**{**model_dict(MODEL), "vocab_size": vocab})
+        if vocab == 256:
+            assert len(generate(float_params(wide), wide, b"\xff", 2)) == 2
+        else:
+            with pytest.raises(ValueError, match="the vocabulary has 257 tokens, so text needs the tokenizer"):
+                generate(float_params(wide), wide, b"\xff", 2)
+    with pytest.raises(ValueError, match="10 tokens; a window has 1 .. 9"):
+        logits(params, MODEL, [1] * 10)
+    for given, words in ((("gpt2", [1]), "model is 'gpt2'"), ((MODEL,), "prompt is None"), (([1],), "model is missing")):
+        with pytest.raises(TypeError, match=words):
+            generate(params, *given)
 
 
 def test_draws_follow_the_temperature():
