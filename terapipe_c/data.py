@@ -58,6 +58,7 @@ PACKED = {b"PK\x03\x04": "a zip archive (.npz and .pt files are some)", b"\x1f\x
           b"\x04\x22\x4d\x18": "compressed by lz4", b"PAR1\x15": "a Parquet table", b"ARROW1\0\0": "an Arrow table",
           b"\x89HDF\r\n\x1a\n": "an HDF5 file", b"SQLite format 3\0": "an SQLite database", b"%PDF-": "a PDF",
           b"GGUF\2\0\0\0": "a model's tensors (GGUF)", b"GGUF\3\0\0\0": "a model's tensors (GGUF)",
+          b"\x80\x04\x95": "a pickle of Python's", b"\x80\x05\x95": "a pickle of Python's",     # of protocol 3 or older: no mark
           b"\x93NUMPY": "a NumPy array whose name does not end in .npy",
           **{struct.pack("<2i", *kind): "an llm.c file whose name does not end in .bin" for kind in LLM_C_KINDS}}
 

@@ -1,17 +1,20 @@
 """The data room: every kind of source, sampling that depends on (seed, split, step, row) alone, and refusals by name."""
 
 import bz2
+import errno
 import gzip
 import inspect
 import itertools
 import lzma
 import os
+import pickle
 import shutil
 import struct
 import subprocess
 import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +65,7 @@ def test_batches_are_windows_of_the_source_and_int32():
 def test_a_row_depends_on_seed_split_step_and_row_alone():
     tokens = np.arange(5000)
     wide, narrow = Dataset(tokens, 16, 8, seed=1), Dataset(tokens, 16, 3, seed=1)
+    assert Dataset(tokens, 16, 8).starts(5) == Dataset(tokens, 16, 8, seed=0).starts(5) != wide.starts(5)
     later = [wide.starts(step) for step in (9, 2, 9)]
     assert later[0] == later[2] != later[1]
     assert wide.starts(5)[:3] == narrow.starts(5)  # the batch's size does not enter
@@ -80,6 +84,8 @@ def test_starts_are_philox_as_documented():
             np.random.Philox(key=np.array([11, 0], np.uint64), counter=np.array([row, 4, 0, 0], np.uint64)).random_raw()
         )
         assert start == word * (900 - 9) >> 64
+    word = int(np.random.Philox(key=np.array([11, 1], np.uint64), counter=np.array([2, 4, 0, 0], np.uint64)).random_raw())
+    assert Dataset(np.arange(1000), 9, 3, seed=11, split="val").starts(4)[2] == 900 + (word * (100 - 9) >> 64)
     assert Dataset(np.arange(1000), 9, 3, seed=11).starts(4) == [748, 581, 0]  # frozen: a change breaks every resume
 
 
@@ -138,6 +144,10 @@ def test_every_kind_of_file_gives_the_same_batches(tmp_path):
         assert data.num_tokens == 3000
         kinds[name] = data.kind
     assert list(kinds.values()) == ["text", "nanoGPT", "llm.c", "llm.c", "npy"] + ["Megatron"] * 4
+    for code, dtype in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items():       # as Megatron numbers them
+        wide = write_megatron(tmp_path, [tokens[:900] % 128, tokens[900:] % 128], code=code, dtype=dtype, name="wide")
+        assert Dataset(wide, 20, 3).tokens.dtype == dtype
+        assert (Dataset(wide, 20, 3, seed=5).batch(2) == Dataset(tokens % 128, 20, 3, seed=5).batch(2)).all()
     saved = Dataset(tmp_path / "llama.bin", 20, 3, seed=5).save(tmp_path / "copy.npy")
     assert (Dataset(saved, 20, 3, seed=5).batch(2) == expected).all()
     for name, kept in (("text.txt", "u1"), ("nano.bin", "<u2"), ("llama.bin", "<i4")):          # no wider than they were
@@ -217,6 +227,13 @@ def test_tokenizer(tmp_path):
         Dataset(tmp_path / "bad.txt", 10, 1, tokenizer=lambda text: [1])
     with pytest.raises(ValueError, match=r"t\.txt.*float"):
         Dataset(tmp_path / "t.txt", 10, 1, tokenizer=lambda text: [0.5, 1.5])
+
+    def far(text):
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no tokenizer there")
+
+    with pytest.raises(ConnectionRefusedError) as caught:       # which is not the file's
+        Dataset(tmp_path / "t.txt", 10, 1, tokenizer=far)
+    assert caught.value.filename is None
     for kind in (bytes, bytearray):        # as a tokenizer's type allows, and as data they were right
         encoded = Dataset(tmp_path / "t.txt", 10, 1, tokenizer=lambda text, kind=kind: kind(text.encode()))
         assert np.array_equal(encoded.tokens, Dataset(tmp_path / "t.txt", 10, 1).tokens)
@@ -332,6 +349,8 @@ def test_a_text_is_not_taken_for_its_name():
     with pytest.raises(InvalidValueError, match=r"^data is 'To be, or not.*\.\.\.: .* its bytes, text\.encode\(\),") as refused:
         Dataset("To be, or not to be\n" * 500, 8, 1)
     assert len(str(refused.value)) < 250          # and not all of the text
+    with pytest.raises(OSError, match="File name too long"):      # of a Path nobody thinks that
+        Dataset(Path("x" * 5000), 8, 1)
     assert Dataset(("To be, or not to be\n" * 500).encode(), 8, 1).num_tokens == 10000
 
 
@@ -340,6 +359,8 @@ def test_arguments_and_arrays_are_checked():
     for change, message in (
         (dict(seq_len=0), "seq_len is 0"),
         (dict(batch=0), "batch is 0"),
+        (dict(seq_len=2**31), "seq_len is 2147483648: at most 2147483647"),
+        (dict(batch=2**31), "batch is 2147483648: at most 2147483647"),
         (dict(seed=-1), "seed is -1"),
         (dict(seed=1 << 64), "seed"),
         (dict(split="test"), "'test'"),
@@ -355,6 +376,19 @@ def test_arguments_and_arrays_are_checked():
             Dataset(**{**good, **change})
     with pytest.raises(ValueError, match="step is -1"):
         Dataset(**good).batch(-1)
+    assert Dataset(**good).batch(2**64 - 1).shape == (1, 11)
+    with pytest.raises(ValueError, match="step is 18446744073709551616"):
+        Dataset(**good).batch(2**64)
+    with pytest.raises(TypeError, match="tokenizer is 3: a function from text to tokens, or None, would be right"):
+        Dataset("text", 10, 1, tokenizer=3)
+
+
+def test_a_fingerprint_has_the_first_token_and_the_last():
+    tokens = np.arange(10_000)
+    first, last = tokens.copy(), tokens.copy()
+    first[0] = last[-1] = 7
+    assert len({Dataset(some, 10, 1).fingerprint for some in (tokens, first, last, tokens[:-1])}) == 4
+    assert Dataset(tokens.astype(np.uint16), 10, 1).fingerprint == Dataset(tokens, 20, 3, seed=5).fingerprint    # by value
 
 
 def test_a_file_is_mapped_not_read(tmp_path):
@@ -399,11 +433,14 @@ def test_what_is_packed_is_no_text(tmp_path):
     tp.export_hf(tmp_path / "hf", model=(model := tp.GPTConfig(1, 1, 8, 16, 8)), params=tp.init_params(model, seed=0))
     (tmp_path / "hf/model.safetensors").rename(tmp_path / "model.safetensors")
     (tmp_path / "wide.txt").write_text("hello " * 100, encoding="utf-16")
+    for protocol in (4, 5):
+        (tmp_path / f"tokens{protocol}.pkl").write_bytes(pickle.dumps(tokens.tolist(), protocol))
     with tarfile.open(tmp_path / "text.tar", "w") as tar:
         tar.add(tmp_path / "text.gz")
     for name, words in (("tokens.npz", "zip archive"), ("model.safetensors", r"a model's tensors \(safetensors\)"),
                         ("wide.txt", "text in UTF-16"), ("text.tar", "an archive of tar's"), ("llm.tokens", "an llm.c file"),
-                        ("text.gz", "compressed by gzip"), ("text.bz2", "compressed by bzip2"),
+                        ("tokens4.pkl", "a pickle of Python's"), ("tokens5.pkl", "a pickle"), ("text.gz", "compressed by gzip"),
+                        ("text.bz2", "compressed by bzip2"),
                         ("text.xz", "compressed by xz"), ("tokens", "does not end in .npy")):
         with pytest.raises(InvalidValueError, match=f"{name} is .*{words}.*, no text"):
             Dataset(tmp_path / name, 8, 2)
