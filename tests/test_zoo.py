@@ -1,4 +1,5 @@
 """The model zoo against published totals and against counting; the device table; the roofline."""
+import dataclasses
 import math
 
 import numpy as np
@@ -227,3 +228,39 @@ def test_a_number_of_numpy_is_any_other(name, kind):
     for block in spec.blocks[1:3]:
         assert block.flops(np.int32(4096), np.int32(9), kind(64)) == block.flops(4096, 9, 64)
         assert block.activation_bytes(np.int32(4096), np.int32(9), kind(64)) == block.activation_bytes(4096, 9, 64)
+
+
+@pytest.mark.parametrize("name", ["bert-340m", "t5-780m", "moe-1t"])
+def test_seconds_are_rooflines_of_what_is_counted(name):
+    """A backward is two forwards of FLOPs and bytes, on each of the devices that share a block."""
+    spec, of, parts, two = zoo.get(name), devices.get("a100-80"), 4, {"efficiency": 0.3, "launch_s": 1e-6}
+    fwd, bwd = spec.block_costs(of, seq_len=256, micro_batch=3, tensor_parallel=parts, **two)
+    seconds = {}
+    for k, block in enumerate(spec.blocks):
+        flops = block.flops(256, 0, 3) / parts
+        move = (2 * block.params + block.activation_bytes(256, 0, 3)) / parts
+        seconds[block] = of.seconds(flops, move, **two), of.seconds(2 * flops, 2 * move, **two)
+        assert (fwd[k], bwd[k]) == seconds[block]
+        more = block.activation_bytes(256, 100, 3) - block.activation_bytes(256, 0, 3)
+        assert more == 3 * block.pair_bytes * 256 * 100 and block.activation_bytes(256, 100, 3, True) == 3 * block.token_bytes * 256
+        assert block.activation_bytes(256) == block.activation_bytes(256, 0, 1, False)
+        assert block.flops(256) == block.flops(256, 0, 1)
+    short = dataclasses.replace(spec, seq_len=256)
+    for ask in ("nodes", "tensor_nodes"):
+        one, other = getattr(spec, ask)(of, seq_len=256), getattr(short, ask)(of)
+        assert all(np.array_equal(one[key], other[key]) for key in ("fwd_s", "bwd_s", "activation_bytes", "cut_bytes"))
+    assert short.layers(of) == spec.layers(of, seq_len=256)
+    layers = spec.layers(of, seq_len=256, micro_batch=3, tensor_parallel=parts, **two)
+    for (group, count), layer in zip(spec.parts, layers, strict=True):
+        pairs = 3 * sum(block.pair_flops * block.pairs(256) for block in group)
+        none, selective, full = layer["strategies"]
+        assert layer["count"] == count and layer["fwd_s"] == pytest.approx(sum(seconds[block][0] for block in group))
+        assert layer["bwd_s"] == pytest.approx(sum(seconds[block][1] for block in group))
+        assert layer["static_bytes"] == 16 * sum(block.params for block in group) / parts
+        assert none["activation_bytes"] == sum(block.activation_bytes(256, 0, 3) for block in group) / parts
+        assert selective["activation_bytes"] == sum(3 * block.token_bytes * 256 for block in group) / parts
+        assert selective["extra_bwd_s"] == (of.seconds(pairs / parts, 0, **two) if pairs else 0)
+        assert full["activation_bytes"] == 2 * spec.hidden * 256 * 3 and full["extra_bwd_s"] == layer["fwd_s"]
+        assert none["extra_bwd_s"] == 0
+    assert zoo.attention(8, 2, 2, 4, bias=False, norm=1).pairs(5) == 15
+    assert zoo.attention(8, 2, 2, 4, bias=False, norm=1, causal=False).pairs(5, 2) == 35
