@@ -264,3 +264,26 @@ def test_seconds_are_rooflines_of_what_is_counted(name):
         assert none["extra_bwd_s"] == 0
     assert zoo.attention(8, 2, 2, 4, bias=False, norm=1).pairs(5) == 15
     assert zoo.attention(8, 2, 2, 4, bias=False, norm=1, causal=False).pairs(5, 2) == 35
+
+
+@pytest.mark.parametrize("name", ["bert-340m", "llama-70b", "t5-780m", "moe-1t"])
+def test_an_operation_moves_what_it_reads_and_makes(name):
+    """Each reads what the one before makes: seconds, working bytes, and the bytes of a cut behind it, but for what crosses it."""
+    spec, of, length, batch = zoo.get(name), devices.get("h100"), 512, 3
+    fine, rows, before = spec.tensor_nodes(of, seq_len=length, micro_batch=batch, efficiency=0.4), 512 * 3, 0.0
+    parts = [(block, part) for block in spec.blocks for part in block.tensors or (None,)]
+    for k, (block, part) in enumerate(parts):
+        if part is None:        # an embedding, a head, a norm between: the residual stream
+            out, flops, params = 2 * spec.hidden * rows, 2 * block.active_params * rows, block.params
+        else:
+            kept = {"scores": part.pair_bytes * length * rows}
+            out = kept.get(part.name, 2 * part.width * rows)
+            flops, params = 2 * part.active_params * rows + part.pair_flops * batch * block.pairs(length), part.params
+        move = 2 * params + before + out
+        assert fine.fwd_s[k] == pytest.approx(of.seconds(flops, move, efficiency=0.4), rel=1e-12)
+        assert fine.bwd_s[k] == pytest.approx(of.seconds(2 * flops, 2 * move, efficiency=0.4), rel=1e-12)
+        assert fine.working_bytes[k] == 2 * (before + out) and fine.param_bytes[k] == 2 * params
+        if name != "t5-780m" and k + 1 < len(parts):        # there the encoder's output crosses, too
+            stream = 2 * spec.hidden * rows if part is not None and part.name != "residual" else 0
+            assert fine.cut_bytes[k] == out + stream + (before if part is not None and part.name == "scores" else 0)    # v waits
+        before = out

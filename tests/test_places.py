@@ -1,0 +1,30 @@
+"""What find_place makes of a launcher's environment where that does not say all; what it says, tests/test_train.py has."""
+import pytest
+
+from terapipe_c import _core
+from terapipe_c.environment import PORTS, find_place
+
+
+def test_what_a_launcher_leaves_open_is_found():
+    job = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+           "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "job.1"}
+    places = [find_place({**job, "OMPI_COMM_WORLD_RANK": rank}) for rank in "03"]
+    assert [(place.rank, place.host, place.local_ranks) for place in places] == [(0, "127.0.0.1", 4), (3, "127.0.0.1", 4)]
+    first, last = places
+    assert (first.port, first.ports, first.token) == (last.port, PORTS, last.token) and len(first.token) == 40
+    others = [find_place({**job, "PMIX_NAMESPACE": f"job.{n}"}) for n in range(2, 400)]
+    assert all(20_000 <= place.port <= 20_000 + 999 * PORTS and place.port % PORTS == 0 for place in others)
+    assert len({place.port for place in others}) > 250 and first.token not in {place.token for place in others}
+    for said, local_ranks in (("1", 1), ("3", 3), ("4", 4), ("5", 1), ("0", 1), ("-1", 1), ("2(x3)", 1), ("", 1)):
+        assert find_place({**job, "MASTER_ADDR": "h", "OMPI_COMM_WORLD_LOCAL_SIZE": said}).local_ranks == local_ranks, said
+    assert find_place({**job, "MASTER_ADDR": ""}).host == "127.0.0.1" and find_place({**job, "MASTER_ADDR": "h"}).host == "h"
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_ID": "7"}
+    assert (find_place(slurm).host, find_place(slurm).local_rank, find_place(slurm).local_ranks) == ("127.0.0.1", 0, 1)
+    torch = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "65519"}
+    for store, port, ports in (("True", 65_520, PORTS), ("False", 65_519, 1)):
+        place = find_place({**torch, "TORCHELASTIC_USE_AGENT_STORE": store})
+        assert (place.port, place.ports) == (port, ports)
+    assert find_place({**torch, "MASTER_PORT": "1"}).port == 1
+    for port in ("0", "65520"):
+        with pytest.raises(_core.InvalidValueError, match=f"MASTER_PORT is {port}: 1 to 65519 would be right"):
+            find_place({**torch, "MASTER_PORT": port})
