@@ -272,6 +272,7 @@ def test_an_operation_moves_what_it_reads_and_makes(name):
     spec, of, length, batch = zoo.get(name), devices.get("h100"), 512, 3
     fine, rows, before = spec.tensor_nodes(of, seq_len=length, micro_batch=batch, efficiency=0.4), 512 * 3, 0.0
     parts = [(block, part) for block in spec.blocks for part in block.tensors or (None,)]
+    assert fine.names[0] == "embedding" and fine.names[1] == f"1.{'encoder' if name == 't5-780m' else 'attention'}.norm"
     for k, (block, part) in enumerate(parts):
         if part is None:        # an embedding, a head, a norm between: the residual stream
             out, flops, params = 2 * spec.hidden * rows, 2 * block.active_params * rows, block.params
@@ -283,6 +284,10 @@ def test_an_operation_moves_what_it_reads_and_makes(name):
         assert fine.fwd_s[k] == pytest.approx(of.seconds(flops, move, efficiency=0.4), rel=1e-12)
         assert fine.bwd_s[k] == pytest.approx(of.seconds(2 * flops, 2 * move, efficiency=0.4), rel=1e-12)
         assert fine.working_bytes[k] == 2 * (before + out) and fine.param_bytes[k] == 2 * params
+        again = k > 0 and fine.activation_bytes[k] > 0 and not fine.activation_bytes[k - 1]     # what keeps nothing is made again
+        first = part is not None and part.name == "residual" and fine.blocks[k] == 1            # reads the embedding, too
+        made = fine.fwd_s[k] + again * fine.fwd_s[k - 1] + first * fine.fwd_s[0]
+        assert fine.recompute_s[k] == pytest.approx(made, rel=1e-12)
         if name != "t5-780m" and k + 1 < len(parts):        # there the encoder's output crosses, too
             stream = 2 * spec.hidden * rows if part is not None and part.name != "residual" else 0
             assert fine.cut_bytes[k] == out + stream + (before if part is not None and part.name == "scores" else 0)    # v waits
