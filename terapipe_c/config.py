@@ -381,7 +381,7 @@ class Cluster:
         put(self, "devices_per_node", whole("devices_per_node", per_node))
         if self.num_devices % self.devices_per_node and self.devices_per_node < self.num_devices:  # type: ignore[operator]
             raise no_divisor("devices_per_node", self.devices_per_node, "num_devices", self.num_devices)  # type: ignore[arg-type]
-        put(self, "memory_bytes", int(real("memory_bytes", self.memory_bytes)))
+        put(self, "memory_bytes", max(1, int(real("memory_bytes", self.memory_bytes))))
         put(self, "is_local", flag("is_local", self.is_local))
         put(self, "swaps_beside", flag("swaps_beside", self.swaps_beside))
         put(self, "link_latency_s", real("link_latency_s", self.link_latency_s, zero=True))

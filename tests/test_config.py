@@ -137,6 +137,7 @@ def test_cluster_is_a_checked_value():
     assert Cluster.from_dict(c.to_dict()) == c and "384" in repr(c) and "<table" in c._repr_html_()
     assert repr(c) == ("<Cluster: 384 devices, 8 a node, 14.90 GiB and 125 TFLOP/s each, links of 5 us and 12.5 GB/s>")
     assert "60 GFLOP/s" in repr(Cluster(2, peak_flops=60e9)) and "60 GFLOP/s" in Cluster(2, peak_flops=60e9)._repr_html_()
+    assert Cluster(4, memory_bytes=0.5).memory_bytes == 1 and Cluster(4, memory_bytes=2.9).memory_bytes == 2     # not 0
     assert Cluster(4).devices_per_node == 4 and isinstance(c.memory_bytes, int)
     for field, value in (("num_devices", 0), ("devices_per_node", 7), ("memory_bytes", -1), ("link_latency_s", float("nan")),
                          ("link_bandwidth_Bps", 0), ("peak_flops", -5), ("memory_bandwidth_Bps", "fast")):
