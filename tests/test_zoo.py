@@ -116,6 +116,49 @@ def test_cells_are_a_graph_of_as_many_parameters_as_published():
             zoo.amoebanet("a100-40", cells=3, classes=classes)
 
 
+def test_cells_count_what_their_operations_do():
+    """Of one cell a group: (pixels, bytes read, channels, multiply-adds, weights) of each node, by its name."""
+    of, batch, right = devices.get("h100"), 3, {"image": (64 * 64, 0, 3, 0, 0)}
+
+    def conv(name, pixels, reads, into, out, taps=1):       # reads: bytes a sample, which may be of a larger picture
+        right[name] = pixels, reads, out, taps * into * out * pixels, taps * into * out
+        right[f"{name}.norm"] = pixels, 2 * pixels * out, out, 0, 2 * out
+
+    conv("stem", 16 * 16, 2 * 64 * 64 * 3, 3, 2, 9)
+    conv("stem.2", 8 * 8, 2 * 16 * 16 * 2, 2, 8, 9)
+    for group, (side, c, left, two) in enumerate(((8, 8, 8, 8), (4, 16, 8, 16), (2, 32, 16, 32))):
+        pixels, cell, one = side * side, f"cell.{group}.0", 2 * side * side * c
+        for j, width in enumerate((left, two)):
+            conv(f"{cell}.{('left', 'right')[j]}", pixels, 2 * pixels * width, width, c)
+            if group:       # half the side: what it reads has four times the pixels
+                right[f"reduce.{group}.{j}"] = pixels, 8 * pixels * width, width, 0, 0
+        for name in ("0a.conv", "2b.conv", "4b.conv"):
+            conv(f"{cell}.{name}", pixels, one, c, c)
+        for name in ("0b", "3a", "4a"):
+            right[f"{cell}.{name}.pool"] = pixels, one, c, 0, 0
+        for name in ("1a", "2a"):
+            for part, into, out, taps in (("in", c, c // 4, 1), ("row", c // 4, c // 4, 7), ("column", c // 4, c // 4, 7),
+                                          ("out", c // 4, c, 1)):
+                conv(f"{cell}.{name}.{part}", pixels, 2 * pixels * into, into, out, taps)
+        right |= {f"{cell}.{k}.sum": (pixels, 2 * one, c, 0, 0) for k in range(5)}
+        right[f"{cell}.join"] = pixels, 2 * one, 2 * c, 0, 0        # two sums that no other reads
+    right |= {"mean": (1, 2 * 4 * 64, 64, 0, 0), "classes": (1, 2 * 64, 10, 640, 650)}
+    graph = zoo.amoebanet(of, cells=3, channels=8, image=64, classes=10, micro_batch=batch, efficiency=1e-6)
+    assert sorted(graph.names) == sorted(right)
+    for k, name in enumerate(graph.names):
+        pixels, reads, made, macs, weights = right[name]
+        out = 2 * pixels * made * batch
+        assert (graph.activation_bytes[k], graph.param_bytes[k], graph.optimizer_bytes[k]) == (out, 2 * weights, 12 * weights), name
+        assert graph.working_bytes[k] == 2 * (reads * batch + out), name
+        for seconds, times in ((graph.fwd_s[k], 1), (graph.bwd_s[k], 2), (graph.recompute_s[k], 1)):
+            move = times * (reads * batch + out + 2 * weights)
+            assert seconds == of.seconds(times * 2 * macs * batch, move, efficiency=1e-6), name
+    first = zoo.amoebanet(of, cells=18, image=32)
+    assert sum(name.endswith("join") for name in first.names) == 18 and len(first) == len(zoo.amoebanet(of))
+    assert [sum(name.startswith(f"cell.{g}.") and name.endswith("join") for name in zoo.amoebanet(of, cells=4).names)
+            for g in range(3)] == [2, 1, 1]
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("context", [0, 3])
 def test_flops_are_those_of_a_loop(causal, context):
