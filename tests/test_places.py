@@ -28,3 +28,17 @@ def test_what_a_launcher_leaves_open_is_found():
     for port in ("0", "65520"):
         with pytest.raises(_core.InvalidValueError, match=f"MASTER_PORT is {port}: 1 to 65519 would be right"):
             find_place({**torch, "MASTER_PORT": port})
+
+
+def test_whose_numbers_of_pmi_are():
+    """srun's only with its PMI_JOBID and its own numbers: an mpiexec within a job of Slurm's has others, or no PMI_JOBID."""
+    both = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "PMI_RANK": "0", "PMI_SIZE": "2", "PMI_JOBID": "7.0", "MASTER_ADDR": "h",
+            "MASTER_PORT": "29500"}
+    assert find_place(both).launcher == "srun"
+    for change in ({"PMI_RANK": "1"}, {"PMI_SIZE": "4"}, {"MPI_LOCALRANKID": "0"}):
+        assert find_place({**both, **change}).launcher == "mpiexec", change
+    assert find_place({name: value for name, value in both.items() if name != "PMI_JOBID"}).launcher == "mpiexec"
+    for stray in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):       # one of two is no launcher's
+        assert find_place({**both, stray: "0"}).launcher == "srun"
+    with pytest.raises(_core.InvalidValueError, match=r"RANK is not set: torchrun sets it \(torchrun --nproc-per-node 2"):
+        find_place(both, "torchrun")
