@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import cli, cuda
+from terapipe_c import _core, cli, cuda, doctor
 from terapipe_c.doctor import cpu_quota, examine
 
 
@@ -107,6 +108,56 @@ def test_doctor_calls_a_folder_wrong_that_may_not_be_looked_at(capsys, monkeypat
     assert examine(None)[-1].name == "disk"
 
 
+def told(name):
+    return next((finding.status, finding.value, finding.advice) for finding in examine() if finding.name == name)
+
+
+def test_doctor_tells_of_other_programs_and_of_limits(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    for load, status in ((1.9, "ok"), (2.0, "ok"), (2.1, "note")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9.0, 9.0))
+        assert told("load")[:2] == (status, f"{load} over the last minute")
+        assert bool(told("load")[2]) == (status == "note")
+    for quota, status, words, advice in ((None, "ok", "4 usable of", ""), (4.0, "ok", "limited to 4 by the container", ""),
+                                         (2.5, "note", "limited to 2.5 by", "use at most 2 ranks x threads_per_rank"),
+                                         (0.5, "note", "limited to 0.5 by", "use at most 1 ranks x")):
+        monkeypatch.setattr(doctor, "cpu_quota", lambda quota=quota: quota)
+        found = told("cores")
+        assert found[0] == status and words in found[1] and found[2].startswith(advice) and bool(found[2]) == bool(advice)
+    for limit, status, words in ((resource.RLIM_INFINITY, "ok", "unlimited"), (1 << 30, "note", "1 GiB")):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
+        for name in ("address space", "file size"):
+            assert told(f"limit: {name}")[:2] == (status, words) and bool(told(f"limit: {name}")[2]) == (status == "note")
+    for limit, status in ((63, "wrong"), (64, "ok"), (255, "wrong"), (256, "ok")):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, 4096))
+        least = "limit: processes" if limit < 100 else "limit: open files"
+        assert told(least)[0] == status and ("(hard limit 4096)" in told(least)[2]) == (status == "wrong")
+
+
+def test_doctor_tells_what_a_processor_and_a_container_lack(monkeypatch):
+    flags, read = "amx_bf16", Path.read_text
+
+    def text(path):
+        return f"model name\t: Best 9\nflags\t\t: fpu {flags}\n\nflags: x" if str(path) == "/proc/cpuinfo" else read(path)
+
+    monkeypatch.setattr(Path, "read_text", text)
+    for sets, status, words, advice in ((("portable", "avx2", "avx512", "amx"), "ok", "AMX with AVX-512 (Best 9)", ""),
+                                        (("portable", "avx2", "avx512"), "note", "AVX-512 (Best 9)", "the system refuses AMX's"),
+                                        (("portable", "avx2"), "ok", "AVX2 (Best 9)", ""),
+                                        (("portable",), "note", "portable (Best 9)", "no AVX2: the portable kernels run")):
+        monkeypatch.setattr(_core, "kernel_isas", lambda sets=sets: sets)
+        found = told("instruction set")
+        assert found[:2] == (status, words) and found[2].startswith(advice) and bool(found[2]) == bool(advice)
+    flags = "avx512f"
+    monkeypatch.setattr(_core, "kernel_isas", lambda: ("portable", "avx2", "avx512"))
+    assert told("instruction set") == ("ok", "AVX-512 (Best 9)", "")
+    for room, status, words in (((8 << 30, 1 << 30, False), "ok", "1 GiB available of 8 GiB"),
+                                ((8 << 30, (1 << 30) - 1, True), "note", "1 GiB available of 8 GiB, limited by the container"),
+                                ((None, 1, False), "note", "the system does not say how much there is")):
+        monkeypatch.setattr(_core, "memory_room", lambda room=room: room)
+        assert told("memory")[:2] == (status, words) and bool(told("memory")[2]) == (status == "note")
+
+
 @pytest.mark.parametrize("lines, files, cores", [
     ("0::/", {"cpu.max": "150000 100000\n"}, 1.5),
     ("0::/", {"cpu.max": "max 100000\n"}, None),
@@ -117,6 +168,7 @@ def test_doctor_calls_a_folder_wrong_that_may_not_be_looked_at(capsys, monkeypat
     ("3:cpuacct,cpu:/k", {"cpu,cpuacct/k/cpu.cfs_quota_us": "50000", "cpu,cpuacct/k/cpu.cfs_period_us": "100000",
                           "cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
     ("3:cpuset:/k", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000", "cpu.max": "1 1"}, None),
+    ("0::/a", {"cpu.max": "200000 100000", "../cpu.max": "1 100000"}, 2.0),
     ("0::/", {"cpu.max": ""}, None),
     ("", {}, None),
 ])
