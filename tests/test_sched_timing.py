@@ -9,7 +9,7 @@ import sched_oracle
 
 import terapipe_c as tp
 from terapipe_c import schedule, schedules
-from terapipe_c.schedule import INTERVAL, OPS, Timeline
+from terapipe_c.schedule import Timeline
 from terapipe_c.schedules import Program
 
 SWAPS = [schedules.OPS.index(op) for op in ("SO", "SI")]
@@ -339,22 +339,6 @@ def test_a_cut_off_trace_still_adds_up():
     ):
         with pytest.raises(ValueError):
             Timeline.from_intervals(rows, ranks=2)
-
-
-def test_names_of_operations_may_be_of_any_kind():
-    """Objects in a table of pandas', bytes in one of HDF5: each was refused, with the names that would be right."""
-    line = schedules.one_f_one_b(3, 4).simulate({"F": 1.0, "B": 2.0})
-    kinds = [(name, INTERVAL.fields[name][0]) for name in INTERVAL.names]
-    names = [OPS[op] for op in line.intervals["op"]]
-    for kind, given in ((object, names), ("S3", names), ("U3", names), (object, line.intervals["op"].tolist())):
-        table = line.intervals.astype([(name, kind if name == "op" else own) for name, own in kinds])
-        table["op"] = given
-        assert np.array_equal(Timeline.from_intervals(table).intervals, line.intervals)
-    listed = [(row["rank"], OPS[row["op"]].encode(), *row.tolist()[2:]) for row in line.intervals]
-    assert np.array_equal(Timeline.from_intervals(listed).intervals, line.intervals)
-    for wrong in (b"Q", b"\xff", "Q", None):
-        with pytest.raises((ValueError, TypeError), match=r"operation 'Q'|operation '\ufffd'|op of the intervals is None"):
-            Timeline.from_intervals([(0, wrong, 0, 0, 0, 0.0, 1.0)])
 
 
 # ---- bounds -----------------------------------------------------------------------------------------------------------------

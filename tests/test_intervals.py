@@ -1,0 +1,45 @@
+"""What Timeline.from_intervals takes for intervals, and what it refuses; what it makes of them, tests/test_sched_timing.py has."""
+import numpy as np
+import pytest
+
+from terapipe_c import schedules
+from terapipe_c.schedule import INTERVAL, OPS, Timeline
+
+
+def test_intervals_at_the_edge_of_what_is_right():
+    assert Timeline.from_intervals([], makespan_s=0).num_ranks == 1
+    assert Timeline.from_intervals([(0, "F", 0, 0, 0, 1.0, 1.0), (0, "B", 0, 0, 0, 1.0, 3.0)]).makespan_s == 2.0     # of no time
+    line = schedules.one_f_one_b(2, 2).simulate({"F": 1.0, "B": 2.0})
+    wide = np.zeros(len(line.intervals), [*((name, INTERVAL.fields[name][0]) for name in INTERVAL.names), ("note", "U9")])
+    for name in INTERVAL.names:
+        wide[name] = line.intervals[name]
+    assert np.array_equal(Timeline.from_intervals(wide).intervals, line.intervals)       # more columns than are asked for
+    floats = np.array(line.intervals.tolist(), np.float64)
+    assert np.array_equal(Timeline.from_intervals(floats).intervals, line.intervals)
+    for rows, words in ((wide[["rank", "op", "stage", "slice", "start_s", "end_s"]], "no field 'micro'"),
+                        ([(70_000, "F", 0, 0, 0, 0.0, 1.0)], "rank of the intervals is 70000 to 70000: 0 to 65535"),
+                        ([(-1, "F", 0, 0, 0, 0.0, 1.0)], "rank of the intervals is -1 to -1"),
+                        ([(np.inf, 0, 0, 0, 0, 0.0, 1.0)], "rank of the intervals is inf: a whole number"),
+                        ([(0, 0, 1.5, 0, 0, 0.0, 1.0)], "stage of the intervals is 1.5: a whole number"),
+                        ([(0, len(OPS), 0, 0, 0, 0.0, 1.0)], f"an interval has operation {len(OPS)}: below {len(OPS)}")):
+        with pytest.raises((ValueError, TypeError), match=words):
+            Timeline.from_intervals(rows)
+    with pytest.raises(TypeError, match="program is 'F': a Program, or None"):
+        Timeline.from_intervals([], program="F")
+    assert Timeline.from_intervals(line.intervals, program=line.program).program is line.program
+
+
+def test_names_of_operations_may_be_of_any_kind():
+    """Objects in a table of pandas', bytes in one of HDF5: each was refused, with the names that would be right."""
+    line = schedules.one_f_one_b(3, 4).simulate({"F": 1.0, "B": 2.0})
+    kinds = [(name, INTERVAL.fields[name][0]) for name in INTERVAL.names]
+    names = [OPS[op] for op in line.intervals["op"]]
+    for kind, given in ((object, names), ("S3", names), ("U3", names), (object, line.intervals["op"].tolist())):
+        table = line.intervals.astype([(name, kind if name == "op" else own) for name, own in kinds])
+        table["op"] = given
+        assert np.array_equal(Timeline.from_intervals(table).intervals, line.intervals)
+    listed = [(row["rank"], OPS[row["op"]].encode(), *row.tolist()[2:]) for row in line.intervals]
+    assert np.array_equal(Timeline.from_intervals(listed).intervals, line.intervals)
+    for wrong in (b"Q", b"\xff", "Q", None):
+        with pytest.raises((ValueError, TypeError), match=r"operation 'Q'|operation '\ufffd'|op of the intervals is None"):
+            Timeline.from_intervals([(0, wrong, 0, 0, 0, 0.0, 1.0)])
