@@ -56,6 +56,13 @@ def test_gpt3_presets_are_near_their_names():
         assert abs(GPTConfig.preset(name).num_params / (billions * 1e9) - 1) < tolerance, name
 
 
+def test_gpt3_presets_have_the_shapes_of_terapipes_table_1():
+    for name, shape in {"gpt3-1b": (24, 16, 2048), "gpt3-13b": (40, 40, 5120), "gpt3-44b": (96, 48, 6144),
+                        "gpt3-175b": (96, 96, 12288)}.items():
+        model = GPTConfig.preset(name)
+        assert (model.n_layer, model.n_head, model.n_embd, model.vocab_size, model.block_size) == (*shape, 50257, 2048)
+
+
 def test_aliases_and_changes_of_presets():
     assert GPTConfig.preset("gpt2-xl") == GPTConfig.preset("gpt2-1558m")
     assert GPTConfig.preset("gpt2-124m", block_size=2048).block_size == 2048
@@ -137,6 +144,9 @@ def test_cluster_is_a_checked_value():
     assert Cluster.from_dict(c.to_dict()) == c and "384" in repr(c) and "<table" in c._repr_html_()
     assert repr(c) == ("<Cluster: 384 devices, 8 a node, 14.90 GiB and 125 TFLOP/s each, links of 5 us and 12.5 GB/s>")
     assert "60 GFLOP/s" in repr(Cluster(2, peak_flops=60e9)) and "60 GFLOP/s" in Cluster(2, peak_flops=60e9)._repr_html_()
+    plain = Cluster(4)
+    assert (plain.memory_bytes, plain.link_latency_s, plain.link_bandwidth_Bps) == (16 * 10**9, 5e-6, 12.5e9)
+    assert not plain.swaps_beside and not plain.is_local and plain.peak_flops is plain.host_bandwidth_Bps is None
     assert Cluster(4, memory_bytes=0.5).memory_bytes == 1 and Cluster(4, memory_bytes=2.9).memory_bytes == 2     # not 0
     assert Cluster(4).devices_per_node == 4 and isinstance(c.memory_bytes, int)
     for field, value in (("num_devices", 0), ("devices_per_node", 7), ("memory_bytes", -1), ("link_latency_s", float("nan")),
@@ -153,4 +163,5 @@ def test_a_preset_of_one_node_has_the_link_that_it_is_given():
         one = Cluster.preset("h100", 8, link_bandwidth_Bps=1e9, link_latency_s=1e-5, **nodes)
         assert one.near_link == (1e-5, 1e9) and not one.tells_nodes_apart
     several = Cluster.preset("h100", 8, link_bandwidth_Bps=1e9, link_latency_s=1e-5, devices_per_node=np.int64(4))
+    assert Cluster.preset("h100").num_devices == 1
     assert several.near_link == (5e-6, 450e9) and several.tells_nodes_apart and several.link_bandwidth_Bps == 1e9
