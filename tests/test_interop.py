@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -278,6 +279,15 @@ def test_an_export_that_the_disk_does_not_take_leaves_what_was_there(tmp_path, m
     with pytest.raises(OSError, match="No space"):      # "keep" itself, which was taken for new, and removed
         export_hf(tmp_path / "nothere/../keep", model=MODEL, params=params)
     assert (tmp_path / "keep/precious").read_text() == "mine" and not (tmp_path / "nothere").exists()
+
+
+def test_threads_may_export_to_one_folder(tmp_path):
+    """They had one temporary file, which the first to be done renamed: the others ended for want of it."""
+    params = float_params(MODEL)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(export_hf, tmp_path / "hf", model=MODEL, params=params) for _ in range(48)]
+        assert {one.result() for one in asked} == {tmp_path / "hf"}
+    assert same(import_hf(tmp_path / "hf").params, params) and len(list((tmp_path / "hf").iterdir())) == 2
 
 
 def test_tensors_stay_where_their_config_cannot_be_written(tmp_path):
