@@ -43,3 +43,25 @@ def test_names_of_operations_may_be_of_any_kind():
     for wrong in (b"Q", b"\xff", "Q", None):
         with pytest.raises((ValueError, TypeError), match=r"operation 'Q'|operation '\ufffd'|op of the intervals is None"):
             Timeline.from_intervals([(0, wrong, 0, 0, 0, 0.0, 1.0)])
+
+
+def test_intervals_that_are_no_program_have_no_bound():
+    line = Timeline.from_intervals([(0, "F", 0, 0, 0, 0.0, 1.0)], makespan_s=1.0)
+    assert line.program is None and line.lower_bound_s == 0 and set(line.bubbles.values()) == {0.0}
+    late = Timeline.from_intervals([(1, "F", 1, 0, 0, 1.0, 2.0), (0, "F", 0, 0, 0, 0.0, 1.0)], ranks=3, makespan_s=4.0)
+    assert {cause: s for cause, s in late.bubbles.items() if s} == {"warmup": 1.0 + 4.0, "cooldown": 3.0 + 2.0}
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-4])
+def test_causes_add_up_where_clocks_are_off(unit):
+    """A rank whose clock is behind seems to have waited for less than its program explains."""
+    ran = schedules.one_f_one_b(3, 4).simulate({"F": 1.0 * unit, "B": 2.0 * unit})
+    rows = ran.intervals.copy()
+    for name in ("start_s", "end_s"):
+        rows[name][rows["rank"] == 0] += 0.25 * unit        # so that all is over earlier, but for rank 0
+        rows[name][(rows["rank"] == 0) & (rows["op"] == OPS.index("B"))] -= 0.5 * unit
+    line = Timeline.from_intervals(rows, program=ran.program)
+    assert line.makespan_s < ran.makespan_s and line.program == ran.program
+    assert sum(line.bubbles.values()) == pytest.approx(line.idle_s) and min(line.bubbles.values()) >= 0
+    assert line.bubbles["warmup"] == pytest.approx(ran.bubbles["warmup"] * line.idle_s / ran.idle_s)
+    assert line.lower_bound_s <= line.makespan_s
