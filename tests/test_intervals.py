@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from terapipe_c import schedules
-from terapipe_c.schedule import INTERVAL, OPS, Timeline
+from terapipe_c.schedule import INTERVAL, OPS, Program, Timeline
 
 
 def test_intervals_at_the_edge_of_what_is_right():
@@ -65,3 +65,25 @@ def test_causes_add_up_where_clocks_are_off(unit):
     assert sum(line.bubbles.values()) == pytest.approx(line.idle_s) and min(line.bubbles.values()) >= 0
     assert line.bubbles["warmup"] == pytest.approx(ran.bubbles["warmup"] * line.idle_s / ran.idle_s)
     assert line.lower_bound_s <= line.makespan_s
+
+
+def test_a_program_that_was_not_run_is_not_taken_for_it():
+    """They differ in one of stage, micro-batch, slice and operation alone, or in the number of ranks."""
+    text = "0F0.0 0F1.0 0B0.0 0B1.0"
+    pairs = [(schedules.gpipe(2, 2, [1, 2]), schedules.gpipe(2, 2, [2, 1])),
+             (schedules.interleaved(2, 2, 2), schedules.hanayo(2, 2, 1)),
+             (Program.parse(text), Program.parse("0F0.0 0B0.0 0F1.0 0I1.0 0W1.0")),
+             (Program.parse("0F0.0 0R0.0 0B0.0"), Program.parse("0F0.0 0I0.0 0W0.0")),
+             (Program.parse("0F0.0 0F0.1 0B0.1 0B0.0"), Program.parse(text)),
+             (Program.parse(text), Program.parse("0F0.0 1F0.0 1B0.0 0B0.0")),
+             (schedules.gpipe(3, 2), schedules.gpipe(2, 2)), (schedules.gpipe(2, 2), schedules.gpipe(3, 2)),
+             (schedules.gpipe(2, 3), schedules.gpipe(2, 2))]
+    for given, ran in pairs + [pair[::-1] for pair in pairs]:
+        line = ran.simulate({"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "R": 1.0})
+        measured = Timeline.from_intervals(line.intervals, program=given)
+        assert measured.program != given and measured.program == ran, (given, ran)
+        assert Timeline.from_intervals(line.intervals, program=ran).program is ran
+    twice = np.concatenate([line.intervals, line.intervals])
+    twice["rank"][len(line.intervals):] += ran.num_ranks        # replicas: each has run all of it, or nobody has
+    assert Timeline.from_intervals(twice, program=ran).program is ran
+    assert Timeline.from_intervals(twice[:-1], program=ran).program is None
