@@ -16,7 +16,7 @@ from terapipe_c import GPTConfig, InvalidTypeError, InvalidValueError, checkpoin
 from terapipe_c.checkpoint import load_checkpoint, model_dict, param_shapes, save_checkpoint
 from terapipe_c.generate import _Cache, _draw, generate, logits
 from terapipe_c.interop import export_hf, import_hf
-from terapipe_c.tensorfile import read_layout, read_tensor, write_file
+from terapipe_c.tensorfile import OnDemand, read_layout, read_tensor, same_values, write_file
 
 MODEL = ref.Model(n_layer=2, n_head=2, n_embd=8, vocab_size=13, block_size=9)
 
@@ -279,6 +279,30 @@ def test_an_export_that_the_disk_does_not_take_leaves_what_was_there(tmp_path, m
     with pytest.raises(OSError, match="No space"):      # "keep" itself, which was taken for new, and removed
         export_hf(tmp_path / "nothere/../keep", model=MODEL, params=params)
     assert (tmp_path / "keep/precious").read_text() == "mine" and not (tmp_path / "nothere").exists()
+
+
+@pytest.mark.parametrize("shapes", [{}, {"scalar": ()}, {"none": (0, 3)}, {"one": (1, 1), "none": (0,), "two": (2,)}])
+def test_small_and_empty_tensors_are_read_as_they_were_written(tmp_path, shapes):
+    arrays = {name: np.full(shape, 3, np.float32) for name, shape in shapes.items()}
+    sums = write_file(tmp_path / "t.safetensors", arrays)
+    layout = read_layout(tmp_path / "t.safetensors")
+    assert list(layout.tensors) == list(sums) == list(arrays) and layout.nbytes == (tmp_path / "t.safetensors").stat().st_size
+    for name, array in arrays.items():
+        read = read_tensor(tmp_path / "t.safetensors", layout.tensors[name])
+        assert read.shape == array.shape and np.array_equal(read, array) and sums[name] == tensorfile.checksum(array.tobytes())
+
+
+def test_values_are_the_same_by_type_and_number():
+    one = np.float32([1, np.nan])
+    for left, right, right_so in ((one, one.copy(), True), (one, one.astype(np.float64), False), (one, [1.0, np.nan], False),
+                                  ([1.0], np.ones(1), False), (np.ones(1), 1.0, False), ({"a": one}, {"a": one.copy()}, True),
+                                  ({"a": one}, {"b": one}, False), ({"a": one}, {"a": one, "b": 1}, False), ({"a": 1}, 1, False),
+                                  (1, {"a": 1}, False), ({}, None, False), (2, 2.0, True), (np.arange(2), np.arange(3), False)):
+        assert same_values(left, right) is right_so, (left, right)
+    read = []
+    few = OnDemand(["a", "b"], lambda name: read.append(name) or one)
+    assert "a" in few and "c" not in few and len(few) == 2 and list(few) == ["a", "b"] and read == []
+    assert few["a"] is one and few["a"] is one and read == ["a", "a"]
 
 
 def test_threads_may_export_to_one_folder(tmp_path):
