@@ -230,6 +230,10 @@ def test_more_micro_batch_more_of_everything():
 
 
 def test_roofline_has_two_sides():
+    h100 = devices.get("h100")      # what nobody says: half of fp16's peak, 0.8 of the bandwidth, 5 us
+    assert h100.seconds(0.5 * 989e12, 0) == pytest.approx(1 + 5e-6) and h100.seconds(0, 0.8 * 3350e9) == pytest.approx(1 + 5e-6)
+    assert h100.peak("float32") == h100.peak("fp32") == 67e12 and devices.get(h100) is h100 is devices.get("H100")
+    assert h100.seconds(67e12, 0, dtype="float32", efficiency=1, launch_s=0) == 1.0
     device = devices.get("h100")
     assert device.seconds(989e12, 0, efficiency=1.0, launch_s=0) == pytest.approx(1.0)
     assert device.seconds(0, 3.35e12, bandwidth_efficiency=1.0, launch_s=0) == pytest.approx(1.0)
