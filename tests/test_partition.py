@@ -65,9 +65,10 @@ def test_micro_batches_that_are_one_object_and_such_that_are_not():
     assert all(type(n) is int for size, lengths in made for n in (size, *lengths)) and micros_of(iter([one])) == (one,)
     assert micros_of([(4, [4, 3])], most=4) == ((4, (4, 3)),)
     for wrong, words in (([(1, [5])], "slicing[0]'s slice 0 is 5: at most 4"), ([one[:1]], "slicing[0] is (1,): (sequences"),
-                         ([(5, [4])], "slicing[0]'s micro-batch is 5: at most 4"), ([(1, [4]), (1, "44")], "slicing[1] is"),
+                         ([(5, [4])], "slicing[0]'s micro-batch is 5: at most 4"), ([other, (1, "44")], "slicing[1] is"),
                          ([(1, [0])], "slicing[0]'s slice 0 is 0: at least 1"), ([(1, [True])], "slicing[0]'s slice 0 is True"),
-                         ([(0, [4])], "slicing[0]'s micro-batch is 0"), ([(1, 4)], "slicing[0] is (1, 4)"), ([], "slicing is empty"),
+                         ([(0, [4])], "slicing[0]'s micro-batch is 0"), ([(1, 4)], "slicing[0] is (1, 4)"),
+                         ([], "slicing is empty"),
                          ([{1: 2, 3: 4}], "slicing[0] is {1: 2, 3: 4}"), ([(1, [2**63])], "is 9223372036854775808: at most 4")):
         with pytest.raises(InvalidValueError) as refused:
             micros_of(wrong, most=4)

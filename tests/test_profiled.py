@@ -11,7 +11,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import CostModel, _core, profiling
 from terapipe_c.fit import _share_of_context, fit_and_judge, fit_line, fit_passes, refuse_negative
-from terapipe_c.profiling import _head_slicing, head_work, spread, steadied, weight_groups
+from terapipe_c.profiling import _head_slicing, _lengths, _slicings, head_work, spread, steadied, weight_groups
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
 
@@ -288,3 +288,19 @@ def test_instructions_take_what_was_measured_where_rows_wait() -> None:
             assert d["W"][0, unit] == pytest.approx(4e-4 * made.get(s, (0,))[0]) and d["W"][1, unit] == 0.0
             unit += 1
     assert d["OPT"][0, 0] == 0.0 and d["OPT"][1, 0] == pytest.approx(flush * sum(max(n, least) for n in left if n), rel=0.1)
+
+
+def test_slices_of_all_lengths_are_measured_early_and_late() -> None:
+    assert _lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100] and _lengths(9) == [8, 9] and _lengths(8) == _slicings(8)[0] == [8]
+    assert _slicings(40) == [[40], [32, 8], [8, 32], [12, 8, 12, 8], [8, 12, 8, 12], [24, 12, 4], [4, 12, 24], [8] * 5,
+                             [12, 12, 12, 4], [4, 12, 12, 12]]
+    for seq_len in (1, 7, 8, 9, 33, 100, 1000, 1024, 2048, 5000):
+        cuts = _slicings(seq_len)
+        assert cuts[0] == [seq_len] and all(sum(cut) == seq_len and min(cut) > 0 for cut in cuts)
+        assert all(cut[::-1] in cuts for cut in cuts)
+        assert len({tuple(cut) for cut in cuts}) == len(cuts)
+        often = {n: sum(cut.count(n) for cut in cuts) for n in _lengths(seq_len)}
+        likely = [n for n in often if seq_len <= 32 * n <= 10 * seq_len and n != seq_len]
+        assert all(often[n] >= 4 for n in likely), often
+    assert {rows: _head_slicing(rows) for rows in (1, 15, 16, 47, 48, 100)} == {
+        1: [1], 15: [15], 16: [8, 8], 47: [23, 12, 12], 48: [32, 8, 8], 100: [66, 17, 8, 9]}
