@@ -87,3 +87,30 @@ def test_a_program_that_was_not_run_is_not_taken_for_it():
     twice["rank"][len(line.intervals):] += ran.num_ranks        # replicas: each has run all of it, or nobody has
     assert Timeline.from_intervals(twice, program=ran).program is ran
     assert Timeline.from_intervals(twice[:-1], program=ran).program is None
+
+
+def test_builders_have_the_bounds_and_defaults_of_their_text():
+    one = ("gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_v", "chimera", "bpipe", "dualpipe_v", "pipedream")
+    for name in one:
+        build = getattr(schedules, name)
+        assert build(2, 4) == build(2, 4, 1) == build(2, 4, [1] * 4) == build(np.int8(2), np.uint16(4), np.ones(4, np.uint8)), name
+        assert build(2, 4) != build(2, 4, 2)
+    for name in ("interleaved", "looped_bfs", "hanayo"):
+        build = getattr(schedules, name)
+        assert build(2, 4, 2) == build(2, 4, 2, slices=1) != build(2, 4, 2, slices=2)
+    for name in (*one, "sliced_1f1b", "seq1f1b", "interleaved", "looped_bfs", "hanayo"):
+        more = (1,) if name not in one else ()
+        for given, words in (((32768, 4), "ranks is 32768: 1 to 32767"), ((0, 4), "ranks is 0: 1 to 32767"),
+                             ((2, 65537), "micro_batches is 65537: 1 to 65536"), ((2, 0), "micro_batches is 0: 1 to 65536")):
+            with pytest.raises(ValueError, match=words):
+                getattr(schedules, name)(*given, *more)
+        if name not in ("sliced_1f1b", "interleaved", "looped_bfs", "hanayo"):
+            for slices in (65537, [1, 65537, 1, 1]):
+                with pytest.raises(ValueError, match="slices.* is 65537: 1 to 65536"):
+                    getattr(schedules, name)(2, 4, slices)
+    assert schedules.sliced_1f1b(2, 4, 0) == schedules.one_f_one_b(2, 4) and schedules.sliced_1f1b(2, 4, np.int8(4)).num_ranks == 2
+    for split, kind in ((5, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError)):
+        with pytest.raises(kind, match=f"split is {split}"):
+            schedules.sliced_1f1b(2, 4, split)
+    with pytest.raises(ValueError, match="waves is 3: 1 to 2 would be right"):
+        schedules.hanayo(16384, 1, 3)

@@ -11,7 +11,17 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import CostModel, _core, profiling
 from terapipe_c.fit import _share_of_context, fit_and_judge, fit_line, fit_passes, refuse_negative
-from terapipe_c.profiling import _head_slicing, _lengths, _slicings, head_work, spread, steadied, weight_groups
+from terapipe_c.profiling import (
+    _head_slicing,
+    _lengths,
+    _medians,
+    _quartile,
+    _slicings,
+    head_work,
+    spread,
+    steadied,
+    weight_groups,
+)
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
 
@@ -304,3 +314,15 @@ def test_slices_of_all_lengths_are_measured_early_and_late() -> None:
         assert all(often[n] >= 4 for n in likely), often
     assert {rows: _head_slicing(rows) for rows in (1, 15, 16, 47, 48, 100)} == {
         1: [1], 15: [15], 16: [8, 8], 47: [23, 12, 12], 48: [32, 8, 8], 100: [66, 17, 8, 9]}
+
+
+def test_medians_and_quartiles_are_those_of_their_groups() -> None:
+    rng = np.random.default_rng(3)
+    for size in (1, 2, 5, 40):
+        group, values = rng.integers(0, 3, size), rng.normal(size=size).round(1)
+        group[: min(3, size)] = range(min(3, size))
+        assert _medians(group, values).tolist() == [np.median(values[group == g]) for g in range(group.max() + 1)]
+    assert [_quartile(range(n, 0, -1)) for n in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+    logs = rng.normal(size=21)      # one instruction in windows of its own: the mean of the middle half of these
+    found = steadied([("F", window, math.exp(log)) for window, log in enumerate(logs)])
+    assert found == {"F": pytest.approx(math.exp(np.sort(logs)[5:16].mean()))}
