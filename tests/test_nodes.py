@@ -94,6 +94,19 @@ def test_nodes_are_saved_and_loaded(tmp_path):
     assert "5, forward" in repr(made) and "<table>" in made._repr_html_()
 
 
+def test_names_and_blocks_may_be_numpys(tmp_path):
+    """Such nodes could neither be saved nor put into a set; names that are numbers were others when loaded."""
+    plain = {key: np.ones(3) for key in NEEDED}
+    for names, blocks in ((np.array(["a", "b", "c"]), np.arange(3)), ([7, 8, 9], [np.int32(0), 1, 1]), ((), (0, 0, 1))):
+        for made in (Nodes.of({**plain, "names": names, "blocks": blocks}), Nodes(*plain.values(), names=names, blocks=blocks)):
+            made.save(tmp_path / "nodes.json")
+            assert {planners.load_nodes(tmp_path / "nodes.json")} == {made} and made.blocks == tuple(blocks)
+    for wrong, error, words in (({"blocks": [0, 0.5, 1]}, tp.InvalidTypeError, r"blocks\[1\] is 0.5"), ({"names": 5},
+                                tp.InvalidTypeError, "names is 5"), ({"names": "abc"}, tp.InvalidTypeError, "names is 'abc'")):
+        with pytest.raises(error, match=words):
+            Nodes.of({**plain, **wrong})
+
+
 def test_a_broken_file_is_named(tmp_path):
     nodes, edges = diamond()
     good = Nodes.from_graph(nodes, edges).to_dict()

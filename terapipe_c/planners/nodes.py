@@ -17,7 +17,7 @@ from .. import _core
 from .._core import InvalidTypeError, InvalidValueError
 from .._files import loads, path_of, read_bytes, write_json
 from ..config import brief
-from .arguments import FloatArray, array, listed
+from .arguments import FloatArray, array, integer, listed
 
 __all__ = ["Nodes", "load_nodes"]
 
@@ -102,6 +102,11 @@ class Nodes:
                 raise InvalidValueError(f"{key} has shape {list(made.shape)}: one number a node, [n], would be right")
             made.flags.writeable = False
             object.__setattr__(self, key, made)
+        # Python's own, however they were given: as such they are compared with those of a file.
+        names, blocks = (() if value is None else listed(value, key, f"{what} a node")
+                         for key, value, what in (("names", self.names, "one name"), ("blocks", self.blocks, "one number")))
+        object.__setattr__(self, "names", tuple(map(str, names)))
+        object.__setattr__(self, "blocks", tuple(integer(block, f"blocks[{k}]") for k, block in enumerate(blocks)))
         n = len(self.fwd_s)
         if n < 1:
             raise InvalidValueError("nodes is empty: at least 1 node is needed")
@@ -154,7 +159,7 @@ class Nodes:
             if key not in known:
                 raise InvalidValueError(f"nodes has {key!r}: one of {', '.join(sorted(known))} would be right")
         made: dict[str, Any] = {key: nodes.get(key) for key in NEEDED + OPTIONAL}
-        made |= {key: tuple(nodes[key]) for key in ("names", "blocks") if nodes.get(key) is not None}
+        made |= {key: nodes[key] for key in ("names", "blocks") if nodes.get(key) is not None}
         return cls(**made)
 
     @classmethod
