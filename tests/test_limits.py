@@ -10,14 +10,16 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _core, planners
-from terapipe_c.planning import deadline, joint
+from terapipe_c.planning import deadline, joint, singles
 from terapipe_c.planning.deadline import late, share, within, without
-from terapipe_c.planning.request import PLANNERS
+from terapipe_c.planning.request import PLANNERS, check_request
 from terapipe_c.planning.starts import StageCost
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
 REQUEST = {"batch": 4, "seq_len": 32, "executable": True}
+NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
+                      "executable", "time_limit_s"))
 
 
 @pytest.fixture
@@ -70,6 +72,26 @@ def test_nothing_is_called_impossible_because_of_a_limit(counted):
         tp.plan(MODEL, CLUSTER, memory_bytes=4, time_limit_s=1e-9, **REQUEST)
     with pytest.raises(tp.InfeasibleError):
         tp.plan(MODEL, CLUSTER, memory_bytes=4, time_limit_s=1e9, **REQUEST)
+
+
+def test_a_planner_that_was_stopped_without_a_plan_has_not_refused(counted, monkeypatch):
+    """Each call of the clock is a second: those that are asked in time refuse, one ends late, and the rest are not asked."""
+    request = check_request(MODEL, CLUSTER, 4, 32, None, planner="auto", schedule="auto", **NONE)
+    monkeypatch.setattr(singles, "_at_once", lambda request: None)
+    monkeypatch.setattr(singles, "_answer", lambda asked: tp.InfeasibleError("nothing fits"))
+    with within(20):
+        hurried = singles.plan_singles_within(request, 1.0)
+    answers = dict(hurried.answers)
+    stopped = [name for name, answer in answers.items() if isinstance(answer, tp.DeadlineError)]
+    assert set(stopped) == set(hurried.cut) < set(answers) and len(answers) == len(PLANNERS) - 1
+    said = [str(answers[name]) for name in hurried.cut]
+    assert sum("nothing that fits before it was stopped" in text for text in said) in range(1, len(said))
+    assert all("was not asked: no time was left" in text for text in said if "stopped" not in text)
+    found = object()
+    monkeypatch.setattr(singles, "_answer", lambda asked: found)
+    with within(20):
+        hurried = singles.plan_singles_within(request, 1.0)
+    assert found in [answer for name, answer in hurried.answers if name in hurried.cut]           # what it had by then counts
 
 
 @pytest.mark.parametrize(("times", "error"), [(1, tp.InfeasibleError), (9, tp.DeadlineError)])
