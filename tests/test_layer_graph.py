@@ -338,6 +338,10 @@ def test_a_file_is_read_as_it_stands(tmp_path) -> None:
     renamed = record()
     renamed["mbsInBatch"] = renamed.pop("maxBatchSize")  # as in the files of its repository
     assert load_piper(write(tmp_path, renamed)) == graph
+    text = json.dumps(record())
+    for short, long in ((9, 2**53 + 1), (7, 2**53)):
+        text = text.replace(f'"{short}"', f'"{long}"').replace(f" {short}", f" {long}")
+    assert [node.id for node in load_piper(write(tmp_path, text)).nodes] == [2**53, 2**53 + 1]      # as doubles these were one
 
 
 def change(path, value):

@@ -449,7 +449,7 @@ def _whole(value: Any, what: str) -> int:
     number = _number(value, what, -math.inf if what.endswith(("id", "Id")) else 1)
     if number != int(number):
         raise _core.InvalidValueError(f"{what} is {brief(value)}: an integer would be right")
-    return int(number)
+    return value if isinstance(value, int) else int(number)    # a double does not hold every number of 64 bits
 
 
 def _key(text: str, what: str) -> int:
