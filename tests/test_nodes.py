@@ -105,6 +105,8 @@ def test_names_and_blocks_may_be_numpys(tmp_path):
                                 tp.InvalidTypeError, "names is 5"), ({"names": "abc"}, tp.InvalidTypeError, "names is 'abc'")):
         with pytest.raises(error, match=words):
             Nodes.of({**plain, **wrong})
+    with pytest.raises(tp.InvalidTypeError, match="factor is '2'"):
+        Nodes.of(plain).scaled("2")
 
 
 def test_a_broken_file_is_named(tmp_path):

@@ -17,7 +17,7 @@ from .. import _core
 from .._core import InvalidTypeError, InvalidValueError
 from .._files import loads, path_of, read_bytes, write_json
 from ..config import brief
-from .arguments import FloatArray, array, integer, listed
+from .arguments import FloatArray, array, integer, listed, number
 
 __all__ = ["Nodes", "load_nodes"]
 
@@ -174,9 +174,9 @@ class Nodes:
         if not isinstance(nodes, Mapping):
             raise InvalidTypeError(f"nodes is {type(nodes).__name__}: a dict of float64 [n] arrays would be right")
         given = cls.of({key: value for key, value in nodes.items() if key not in ("cut_bytes", "cut_tensors")})
-        number = {name: k for k, name in enumerate(given.names)}
-        if len(number) < len(given.names):
-            twice = next(name for k, name in enumerate(given.names) if number[name] != k)
+        place_of_name = {name: k for k, name in enumerate(given.names)}
+        if len(place_of_name) < len(given.names):
+            twice = next(name for k, name in enumerate(given.names) if place_of_name[name] != k)
             raise InvalidValueError(f"two nodes are named {twice!r}")
         links: list[Edge] = []
         for at, edge in enumerate(listed(edges, "edges", "(source, target) or (source, target, bytes) each")):
@@ -184,7 +184,7 @@ class Nodes:
                 raise InvalidValueError(f"edge {at} is {brief(edge)}: (source, target) or (source, target, bytes) would be right")
             ends = []
             for end in edge[:2]:
-                place = number.get(end) if isinstance(end, str) else end
+                place = place_of_name.get(end) if isinstance(end, str) else end
                 if isinstance(place, bool) or not isinstance(place, int | np.integer) or not 0 <= place < len(given):
                     raise InvalidValueError(f"edge {at} names node {end!r}: there is none")
                 ends.append(int(place))
@@ -208,6 +208,7 @@ class Nodes:
 
     def scaled(self, factor: float) -> Nodes:
         """The nodes with micro-batches ``factor`` times as large: times, activations, cuts and working room grow in proportion."""
+        factor = number(factor, "factor")
         grown: dict[str, Any] = {key: self[key] * factor for key in _PER_SAMPLE if getattr(self, key) is not None}
         return replace(self, **grown, edges=tuple((s, t, size * factor) for s, t, size in self.edges))
 
