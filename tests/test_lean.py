@@ -321,6 +321,18 @@ def test_chimera_refuses_no_stages_that_fit():
     assert differ
 
 
+def test_what_only_slices_fit_is_not_refused_for_whole_sequences():
+    """The coarsest grid is searched first, and here nothing on it fits."""
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=64, vocab_size=20, block_size=512)
+    named, request = [], dict(batch=1, seq_len=512, planner="terapipe", stages=2, schedule="gpipe")
+    for unit in (512, 256, 128):
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, CLUSTER, memory_bytes=1, granularity=unit, **request)
+        named.append(refused.value.memory_bytes)
+    assert named[0] > 1.01 * named[1] and named[1] >= named[2]
+    assert len(tp.plan(model, CLUSTER, memory_bytes=named[2], granularity=128, **request).slicing[0][1]) > 1
+
+
 @pytest.mark.parametrize("planner", ["auto", "terapipe", "chimera", "dawnpiper", "autopipe", "adapipe", "uniform"])
 def test_what_a_refusal_names_is_enough(planner, brief):
     rng = np.random.default_rng(5)
