@@ -423,3 +423,19 @@ def test_replicas_share_the_whole_batch(batch, devices):
     cluster = tp.Cluster(num_devices=devices, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e8)
     plan = tp.plan(model, cluster, batch, 16, executable=False, granularity=16)
     assert sum(b for b, _ in plan.slicing) * plan.data_parallel == batch
+
+
+def test_what_is_faster_than_more_memory_gets_is_taken_only_where_nothing_else_fits():
+    """Else less memory would give a faster plan: of a ladder whose first plan is for any limit, and of what needs least."""
+    first, faster, slower = (Candidate(s, "1f1b", (), (), pending) for pending, s in enumerate((2.0, 1.0, 3.0)))
+    needs = {first: 9, faster: 5, slower: 6}
+
+    class Bytes:
+        chunks, savings = 1, Savings()
+
+        def fits(self, c, limit):
+            return needs[c] <= limit
+
+    hunt = searches._Hunt(Bytes(), ("1f1b",), [], 0, 8, None, False, [], [], False)
+    hunt._rungs, hunt._floor = [first], [faster, slower]
+    assert [hunt._fastest(limit) for limit in (9, 8, 6, 5, 4)] == [first, slower, slower, faster, None]
