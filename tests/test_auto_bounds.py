@@ -439,3 +439,24 @@ def test_what_is_faster_than_more_memory_gets_is_taken_only_where_nothing_else_f
     hunt = searches._Hunt(Bytes(), ("1f1b",), [], 0, 8, None, False, [], [], False)
     hunt._rungs, hunt._floor = [first], [faster, slower]
     assert [hunt._fastest(limit) for limit in (9, 8, 6, 5, 4)] == [first, slower, slower, faster, None]
+
+
+def test_a_ladder_keeps_no_rung_that_is_faster_than_what_more_memory_gets():
+    """Than its first plan, or than one behind which it ended for a larger limit: the last two rungs were much slower."""
+    class Bytes:
+        chunks, savings = 1, Savings()
+
+        def peak_bytes(self, c):
+            return [c.pending]                                 # bytes, here
+
+    hunt = searches._Hunt(Bytes(), ("1f1b",), [], 0, 8, None, False, [], [], False)
+    for needs, seconds in ((9, 2.0), (8, 1.9), (7, 2.1), (6, 2.2), (5, 4.0), (4, 4.0), (3, 2.15), (2, 2.2)):
+        hunt._add(Candidate(seconds, "1f1b", (), (), needs))
+        assert hunt._peak == needs                             # below which the next is looked for, kept or not
+    assert [c.pending for c in hunt._rungs] == [9, 7, 6, 5, 4, 2]
+    first, least = hunt._rungs[0], Candidate(3.0, "1f1b", (), (), 1)
+    hunt.exact, hunt._floor = False, [least]                   # so is a plan within what the leanest need
+    for seconds, kept in ((first.seconds - 0.1, False), (first.seconds, True), (first.seconds + 0.1, True)):
+        lean = Candidate(seconds, "1f1b", (), (), 1)
+        hunt._lean_within = lambda enough, lean=lean: lean if enough == 1 else None
+        assert hunt._lowest() == [least, lean][:1 + kept]
