@@ -186,16 +186,16 @@ def _name(temporary: Path, target: Path, new: bool) -> None:
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[IO[bytes]]:
+def writing(path: str | os.PathLike[str], *, new: bool = False, follow: bool = True) -> Iterator[IO[bytes]]:
     """Context with a temporary file beside ``path``, which is flushed to the disk at its end, and renamed: a reader sees the old
     file or the new one, which keeps the old one's mode. An OSError names the file; FileExistsError where the file must be ``new``
-    and exists."""
+    and exists. follow: a link stays, and what it leads to is replaced; False: the link is, and what others lead to stays."""
     given = no_folder(path_of("path", path))
     if given.exists() and not given.is_file():       # a device or a pipe is written to, not replaced
         with naming(given), given.open("wb") as stream:
             yield stream
         return
-    target = Path(os.path.realpath(given))
+    target = Path(os.path.realpath(given)) if follow else Path(os.path.realpath(given.parent), given.name)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right",
                                 str(target.parent))
@@ -217,9 +217,9 @@ def writing(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[IO[b
         raise
 
 
-def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) -> None:
+def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False, follow: bool = True) -> None:
     """The text, by :func:`writing`: UTF-8; bytes of file names that are none are escaped."""
-    with writing(path, new=new) as file:
+    with writing(path, new=new, follow=follow) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 

@@ -325,6 +325,19 @@ def test_tensors_stay_where_their_config_cannot_be_written(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
+def test_what_the_links_of_a_folder_lead_to_stays(tmp_path):
+    """A cache of models has folders of links to files that other folders lead to as well."""
+    export_hf(tmp_path / "blobs", model=MODEL, params=float_params(MODEL))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "blobs").iterdir()}
+    (tmp_path / "ours").mkdir()
+    for name in before:
+        (tmp_path / "ours" / name).symlink_to(tmp_path / "blobs" / name)
+    other = ref.Model(**{**model_dict(MODEL), "n_layer": 1})
+    export_hf(tmp_path / "ours", model=other, params=float_params(other))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "blobs").iterdir()} == before
+    assert import_hf(tmp_path / "ours").model.n_layer == 1 and not any(path.is_symlink() for path in (tmp_path / "ours").iterdir())
+
+
 def test_no_run_nor_checkpoint_is_exported_over(tmp_path):
     """A run's config.json was replaced, without which nothing could resume it, and a checkpoint's tensors, which its state.json
     then called damaged."""
