@@ -1,4 +1,4 @@
-"""What Timeline.from_intervals takes for intervals, and what it refuses; what it makes of them, tests/test_sched_timing.py has."""
+"""What Timeline.from_intervals takes for intervals, and refuses; bounds of builders and of costs. More in test_sched_timing.py."""
 import numpy as np
 import pytest
 
@@ -114,3 +114,17 @@ def test_builders_have_the_bounds_and_defaults_of_their_text():
             schedules.sliced_1f1b(2, 4, split)
     with pytest.raises(ValueError, match="waves is 3: 1 to 2 would be right"):
         schedules.hanayo(16384, 1, 3)
+
+
+def test_costs_that_nothing_would_read_are_refused():
+    program, good = schedules.one_f_one_b(2, 3), {"F": 1.0, "B": 2.0}
+    for more, words in (({"comm.latency.back": 1.0}, "cost has 'comm.latency.back' and no 'comm.latency'"),
+                        ({"Q": 1.0}, "cost has 'Q': the operations are F B I W"), ({3: 1.0}, "cost has 3: the operations are")):
+        with pytest.raises(ValueError, match=words):
+            program.simulate({**good, **more})
+        with pytest.raises(ValueError, match=words):
+            program.makespan({**good, **more})
+    assert program.simulate({**good, "comm.latency": 0.5, "comm.latency.back": 0.25, "comm": 0.5}).makespan_s > 0
+    assert program.simulate(good, activation_bytes=2.0**61).peak_memory_bytes.tolist() == [2**62, 2**61]
+    with pytest.raises(ValueError, match="activation_bytes: rank 0 would hold 9.22e.18 bytes: less than 2.63 would be right"):
+        program.simulate(good, activation_bytes=2.0**62)
