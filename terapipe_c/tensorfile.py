@@ -178,8 +178,8 @@ def write_file(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, str]:
     """Write one float32 file from one process, whole or not at all; gives the checksum of each tensor. arrays: or pairs of these
-    names and shapes in their order, of which each is made when it is asked for, and let go before the next. A link is replaced: in a
-    cache of models others lead to the same file."""
+    names and shapes in their order, of which each is made when it is asked for, and let go before the next. A link is replaced: in
+    a cache of models others lead to the same file."""
     path = Path(path)
     pairs = arrays.items() if isinstance(arrays, Mapping) else arrays
     layout = lay_out(path.name, {name: array.shape for name, array in pairs} if shapes is None else shapes, metadata)

@@ -402,3 +402,26 @@ def test_what_cannot_be_cut_is_refused():
                                     (0, 9, float("nan"), "to nan of them")):
         with pytest.raises(tp.InvalidValueError, match=words):
             _core.cut_least(low=low, high=high, close=close, **given)
+
+
+@pytest.mark.parametrize(("name", "change"), [("zb-h2", {"n_layer": 6, "n_embd": 256, "batch": 6, "ranks": 4}),
+                                              ("seq1f1b", {"n_layer": 4, "n_embd": 256, "batch": 6, "ranks": 3})])
+def test_what_a_refusal_names_is_no_more_than_any_equal_slices_need(name, change):
+    """The two orders that are looked at are those that hold fewest activations: zb-h2 was taken to hold as many micro-batches as
+    there are stages."""
+    model = tp.GPTConfig(n_layer=change["n_layer"], n_head=4, n_embd=change["n_embd"], vocab_size=256, block_size=256)
+    batch, ranks = change["batch"], change["ranks"]
+    judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), ranks, 1, None)
+    least = []
+    for b, parts in itertools.product((1, 2, 3, 6), (1, 2, 4)):
+        slicing = ((b, (256 // parts,) * parts),) * (batch // b)
+        program = judge.lowered(judge.judge(name, tuple(even_partition(model, ranks)), slicing, 1))
+        cut = cut_least(model, slicing, program, 0, 1 << 40)
+        least.append(max(rank_memory(model, cut, slicing, program)))
+    asked = {"batch": batch, "seq_len": 256, "planner": "terapipe", "schedule": name, "granularity": 64, "progress": False}
+    cluster = tp.Cluster(num_devices=ranks, memory_bytes=1e12)
+    with pytest.raises(tp.InfeasibleError) as refusal:
+        tp.plan(model, cluster, memory_bytes=1000, **asked)
+    named = int(re.search(r"memory_bytes = (\d+)", str(refusal.value))[1])
+    assert named <= min(least)
+    assert max(tp.plan(model, cluster, memory_bytes=named, **asked).peak_memory_bytes) <= named

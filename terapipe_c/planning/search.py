@@ -337,9 +337,10 @@ class _Hunt:
         pairs = [(name, s) for s in self.slicings for name in self.names if not possible(name, self.judge.ranks, len(s))
                  and (name != SLICED or all(len(lengths) == 1 for _, lengths in s))]
 
-        def held(pair: tuple[str, tuple[Micro, ...]]) -> tuple[int, int]:
+        def held(pair: tuple[str, tuple[Micro, ...]]) -> tuple[int, int]:       # sequences at most at a time on one rank
             slices, micros = min(len(lengths) for _, lengths in pair[1]), len(pair[1])
-            most = {"gpipe": micros, "seq1f1b": -(-(stages - 1 + slices) // slices)}.get(pair[0], stages)
+            known = {"gpipe": micros, "seq1f1b": -(-(stages - 2) // slices) + 2, "zb-h2": 2 * stages - 1}
+            most = known.get(pair[0], stages)
             return min(micros, most) * max(b for b, _ in pair[1]), -slices
 
         return [Candidate(0.0, name, cut, s, int(name in ZERO_BUBBLE), self.judge.savings) for name, s in sorted(pairs, key=held)]
