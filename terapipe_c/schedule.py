@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -437,6 +438,8 @@ def _rows(intervals: Any) -> NDArray[np.void]:
             raise InvalidValueError(
                 f"the intervals have no field {missing[0]!r}: {', '.join(INTERVAL.names or ())} would be right"
             )
+        for name in INTERVAL.names or ():
+            unmasked(f"{name} of the intervals", array[name])
         columns = {name: _typed(array[name]) for name in INTERVAL.names or ()}
     else:
         try:
@@ -483,7 +486,9 @@ def _rows(intervals: Any) -> NDArray[np.void]:
 def _typed(column: NDArray[Any]) -> NDArray[Any]:
     """The column by what is in it: names are objects in a table of pandas', and bytes in one of HDF5."""
     if column.dtype.kind == "O":
-        column = np.array(column.tolist())
+        with suppress(ValueError):      # of lists, which are no column
+            plain = np.array(column.tolist())
+            column = plain if plain.ndim == column.ndim else column
     return np.char.decode(column, "ascii", "replace") if column.dtype.kind == "S" else column
 
 

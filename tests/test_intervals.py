@@ -1,4 +1,6 @@
 """What Timeline.from_intervals takes for intervals, and refuses; bounds of builders and of costs. More in test_sched_timing.py."""
+import re
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,20 @@ def test_names_of_operations_may_be_of_any_kind():
         assert np.array_equal(Timeline.from_intervals(table).intervals, line.intervals)
     listed = [(row["rank"], OPS[row["op"]].encode(), *row.tolist()[2:]) for row in line.intervals]
     assert np.array_equal(Timeline.from_intervals(listed).intervals, line.intervals)
+    table = line.intervals.astype([(name, object) for name, _ in kinds])
+    for name, cells, words in (("rank", [[1, 2]], "rank of the intervals is [1, 2]: a whole number"), ("op", [["F"]], "operation"),
+                               ("start_s", [[1.0], [1.0, 2.0]], "start_s of the intervals is [1.0]: a number would be right")):
+        wrong = table.copy()
+        for row in range(len(wrong)):
+            wrong[name][row] = cells[row % len(cells)]
+        with pytest.raises((ValueError, TypeError), match=f"{re.escape(words)}|op of the intervals is"):
+            Timeline.from_intervals(wrong)
+    for kind in ("S3", "U3", object):
+        hidden = np.ma.array(line.intervals.astype([(name, kind if name == "op" else own) for name, own in kinds]))
+        hidden["op"] = names
+        hidden["op"][2] = np.ma.masked
+        with pytest.raises(ValueError, match=r"op of the intervals\[2\] is masked"):      # what lies below was taken for bytes
+            Timeline.from_intervals(hidden)
     for wrong in (b"Q", b"\xff", "Q", None):
         with pytest.raises((ValueError, TypeError), match=r"operation 'Q'|operation '\ufffd'|op of the intervals is None"):
             Timeline.from_intervals([(0, wrong, 0, 0, 0, 0.0, 1.0)])
