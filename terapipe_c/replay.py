@@ -143,5 +143,7 @@ def _timed(program: Program, work: NDArray[np.void]) -> Timeline:
             table = np.zeros((program.num_stages, sum(program.slices)))
             table[some["stage"], offset[some["micro"]] + some["slice"]] = some["end_s"] - some["start_s"]
             seconds[OPS[op] + ("", ".a", ".b")[half]] = table
+    if {"B", "I", "W"} <= seconds.keys():       # a slice has one or the others, and the bound takes whichever is less
+        seconds["B"], seconds["I"] = seconds["B"] + seconds["I"] + seconds["W"], seconds["I"] + seconds["B"]
     # OPT is in the trace and messages are not: a compute-only program with its own end
     return program.simulate(seconds)

@@ -68,6 +68,17 @@ def test_intervals_that_are_no_program_have_no_bound():
     assert {cause: s for cause, s in late.bubbles.items() if s} == {"warmup": 1.0 + 4.0, "cooldown": 3.0 + 2.0}
 
 
+def test_a_measured_bound_is_of_the_backwards_that_were_done():
+    """Of slices in one and slices in two the bound takes the less, and what was not done had taken no time at all."""
+    program, rng = schedules.dualpipe_v(2, 6), np.random.default_rng(1)
+    cost = {op: rng.uniform(1.0, 2.0, (program.num_stages, 6)) for op in "FIW"}
+    line = program.simulate({**cost, "B": cost["I"] + cost["W"]})
+    for known in (program, None):
+        measured = Timeline.from_intervals(line.intervals, program=known)
+        assert measured.lower_bound_s == pytest.approx(line.lower_bound_s) and measured.bubbles == pytest.approx(line.bubbles)
+    assert line.lower_bound_s > 0.95 * line.makespan_s
+
+
 @pytest.mark.parametrize("unit", [1.0, 1e-4])
 def test_causes_add_up_where_clocks_are_off(unit):
     """A rank whose clock is behind seems to have waited for less than its program explains."""
