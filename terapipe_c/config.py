@@ -462,7 +462,9 @@ class Cluster:
         own = {"memory_bytes": sheet.memory_bytes, "link_bandwidth_Bps": sheet.link_bandwidth_Bps,
                "peak_flops": sheet.peak(dtype) * share("efficiency", efficiency),
                "memory_bandwidth_Bps": sheet.memory_bandwidth_Bps * share("bandwidth_efficiency", bandwidth_efficiency)}
-        if changes.get("devices_per_node") not in (None, num_devices) and "link_bandwidth_Bps" in changes:      # None: all of them
+        per_node = changes.get("devices_per_node")      # None: all of them
+        several = per_node is not None and whole("devices_per_node", per_node) < whole("num_devices", num_devices)
+        if several and "link_bandwidth_Bps" in changes:
             own |= {"node_link_bandwidth_Bps": sheet.link_bandwidth_Bps, "node_link_latency_s": cls.link_latency_s}
         return cls(**_no_extra_keys(cls, {"num_devices": num_devices, **own, **changes}))
 

@@ -159,7 +159,7 @@ def test_cluster_is_a_checked_value():
 
 def test_a_preset_of_one_node_has_the_link_that_it_is_given():
     """With devices_per_node=None, which is all of them, that link was one between nodes, of which there is one."""
-    for nodes in ({}, {"devices_per_node": None}, {"devices_per_node": 8}):
+    for nodes in ({}, {"devices_per_node": None}, {"devices_per_node": 8}, {"devices_per_node": 16}):
         one = Cluster.preset("h100", 8, link_bandwidth_Bps=1e9, link_latency_s=1e-5, **nodes)
         assert one.near_link == (1e-5, 1e9) and not one.tells_nodes_apart
     several = Cluster.preset("h100", 8, link_bandwidth_Bps=1e9, link_latency_s=1e-5, devices_per_node=np.int64(4))
