@@ -326,10 +326,18 @@ def _gpus() -> Iterator[Finding]:
         )
 
 
+def _is_there(path: Path) -> bool:
+    """OSError where the system does not tell: from Python 3.14 on, Path.exists() says no then."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()
+        return True
+    return False
+
+
 def _disk(folder: Path) -> Iterator[Finding]:
     asked = folder
     try:
-        while not folder.exists() and folder != folder.parent:
+        while not _is_there(folder) and folder != folder.parent:
             folder = folder.parent
     except OSError as error:        # it, or one above, may not be looked into, or has a name that is too long
         yield Finding("folder", f"{asked}: {error.strerror}", WRONG, "give --out a folder you may write to")

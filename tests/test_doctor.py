@@ -96,13 +96,15 @@ def test_doctor_tries_whether_a_folder_takes_a_file(capsys, tmp_path, folder):
 
 def test_doctor_calls_a_folder_wrong_that_may_not_be_looked_at(capsys, monkeypatch, tmp_path):
     """It was a note, of a check that was called <lambda>."""
-    code, table, _ = run(capsys, "doctor", "--out", str(tmp_path / ("x" * 300)))
-    assert code == 1 and "wrong  folder" in table and "File name too long" in table and "<lambda>" not in table
+    for exists in (Path.exists, lambda path: os.path.exists(path)):     # as it is, and as Python 3.14 has it: no error
+        monkeypatch.setattr(Path, "exists", exists)
+        code, table, _ = run(capsys, "doctor", "--out", str(tmp_path / ("x" * 300)))
+        assert code == 1 and "wrong  folder" in table and "File name too long" in table and "<lambda>" not in table
 
     def denied(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "exists", denied)
+    monkeypatch.setattr(Path, "stat", denied)
     found = examine("/root/runs")[-1]
     assert (found.name, found.value, found.status) == ("folder", "/root/runs: Permission denied", "wrong")
     assert examine(None)[-1].name == "disk"
