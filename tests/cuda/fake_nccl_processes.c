@@ -2,8 +2,9 @@
  * names a memory file of its process, which holds every communicator: for each pair of ranks and direction a ring of bytes. Strict
  * as the real library: a communicator in progress takes no other call; a split, the first operation with a rank and a finalize end
  * when all ranks concerned have come to them; messages match in order and by size; the end of a peer's process is an error at once,
- * as over sockets. FAKE_FAULT="rank call nth" kills the process of that rank at its nth call of that name; "rank ncclGetVersion
- * number" gives that rank of a launcher's (RANK) a library of that version; with FAKE_STUCK no abort ends. */
+ * as over sockets. FAKE_FAULT="rank call nth" kills the process of that rank at its nth call of that name, or, with -nth, has that
+ * send or receive fail; "rank ncclGetVersion number" gives that rank of a launcher's (RANK) a library of that version. With
+ * FAKE_STUCK=1 no abort ends, with "others" none before those of a communicator's other ranks have begun. */
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
