@@ -147,7 +147,8 @@ def cpu_quota(root: str | os.PathLike[str] = "/") -> float | None:
     mounted folder may be its own group, whatever path it has outside: the folder itself is always looked at."""
     found: list[float] = []
     with suppress(OSError):
-        for line in Path(root, "proc/self/cgroup").read_text().splitlines():      # number:controllers:path, none of version 2
+        for line in os.fsdecode(Path(root, "proc/self/cgroup").read_bytes()).splitlines():
+            # number:controllers:path, none of version 2
             names, _, group = line.partition(":")[2].partition(":")
             for name, mounts in CPU_GROUPS.items():
                 for mount in mounts if name in names.split(",") else ():

@@ -172,6 +172,7 @@ def test_doctor_tells_what_a_processor_and_a_container_lack(monkeypatch):
     ("3:cpuset:/k", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000", "cpu.max": "1 1"}, None),
     ("0::/a", {"cpu.max": "200000 100000", "../cpu.max": "1 100000"}, 2.0),
     ("0::/", {"cpu.max": ""}, None),
+    ("0::/a\udcff", {"cpu.max": "150000 100000"}, 1.5),          # a name that is no UTF-8
     ("", {}, None),
 ])
 def test_all_groups_of_a_process_limit_its_cores(tmp_path, lines, files, cores):
@@ -179,7 +180,7 @@ def test_all_groups_of_a_process_limit_its_cores(tmp_path, lines, files, cores):
     for name, text in {"proc/self/cgroup": lines, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}.items():
         path = Path(os.path.normpath(tmp_path / name))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(os.fsencode(text))
     assert cpu_quota(tmp_path) == cores
     assert cpu_quota(tmp_path / "nothing") is None
 
