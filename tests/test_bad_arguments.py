@@ -336,9 +336,10 @@ def test_an_empty_path_is_no_name_of_the_working_directory(monkeypatch, tmp_path
     lambda path: Sweep(Path(path) / "sweep.jsonl", {"lr": [1]}, {}, dict).run(),
 ])  # fmt: skip
 def test_folders_in_each_other_beyond_reason_are_named(monkeypatch, tmp_path, call):
-    """The path is no longer than the system allows, but nested deeper than pathlib can make."""
+    """The path is no longer than the system allows, but nested deeper than pathlib can make; a message has its beginning alone."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(tp.InvalidValueError, match="y/y.* is a folder within [0-9]+ others: some hundreds fewer would be right"):
+    words = r"^'(y/y|/).* is a folder within \d+ others: some hundreds fewer would be right"
+    with pytest.raises(tp.InvalidValueError, match=words):
         call("y/" * 1500)
     assert not Path("y").exists()
 
