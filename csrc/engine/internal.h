@@ -189,10 +189,11 @@ typedef struct {
     int32_t *boundary;       /* [parts + 1] around the stage that is asked for */
     int32_t *host;           /* [stages] the rank that keeps guests of it; -1: none does */
     int32_t *rooms;          /* [stages] for how many */
+    int32_t *held;           /* the stages that a rank has or keeps guests of, rank after rank, from first_held on */
+    int32_t *first_held;     /* [ranks + 1] */
     int64_t *beside;         /* [ranks] tp_engine_table_bytes */
-    int64_t *workspace;      /* [ranks] of a count */
     tp_engine_size *known;   /* by stage, shape (or first block, where layers are not alike) and blocks; 0: not known yet */
-    int blocks, alike;
+    int blocks, parts, alike;
     tp_status failed;        /* of the first size that could not be had, since when all that was counted means nothing */
 } tp_engine_sizes;
 /* What the config borrows it borrows, too. EMEMORY. */
@@ -204,7 +205,10 @@ tp_engine_sizes_close(tp_engine_sizes *sizes);
  * sizes->failed says so, which whoever opened them looks at. */
 tp_engine_size
 tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to);
-/* bytes [ranks] of this partition, as tp_engine_bytes counts them; returns the most of any. */
+/* Bytes of a rank by this partition, as tp_engine_bytes counts them. */
+int64_t
+tp_engine_sizes_of_rank(tp_engine_sizes *sizes, const int32_t *boundary, int rank);
+/* bytes [ranks] of all; returns the most of any. */
 int64_t
 tp_engine_sizes_count(tp_engine_sizes *sizes, const int32_t *boundary, int64_t *bytes);
 

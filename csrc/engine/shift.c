@@ -14,7 +14,7 @@
 typedef struct {
     tp_engine_sizes *sizes;
     const double *until; /* [blocks + 1] running sums of seconds */
-    int64_t *bytes;      /* [ranks] with the boundaries as they are */
+    int64_t *bytes;      /* [ranks] before a move that is looked at */
     int64_t *best;       /* [ranks] sorted, most first: what is to be less */
     int64_t *sorted;     /* [ranks] */
     double *seconds;     /* [ranks] */
@@ -48,13 +48,6 @@ rank_of(const shifter *x, int stage)
     return x->sizes->config.program->rank_of[stage];
 }
 
-/* Of all ranks, with the boundaries as they are; the most of any. */
-static int64_t
-count_bytes(shifter *x)
-{
-    return tp_engine_sizes_count(x->sizes, x->boundary, x->bytes);
-}
-
 static int
 by_most(const void *a, const void *b)
 {
@@ -62,27 +55,12 @@ by_most(const void *a, const void *b)
     return (left < right) - (left > right);
 }
 
+/* x->best: of all ranks, with the boundaries as they are. */
 static void
-sort_bytes(shifter *x)
+start_best(shifter *x)
 {
-    memcpy(x->sorted, x->bytes, (size_t)x->ranks * sizeof *x->sorted);
-    qsort(x->sorted, (size_t)x->ranks, sizeof *x->sorted, by_most);
-}
-
-/* Are they less than the best, at the first rank of both orders where they differ? Then they are the best. */
-static int
-is_less(shifter *x)
-{
-    if (count_bytes(x) > x->best[0])
-        return 0;
-    sort_bytes(x);
-    int r = 0;
-    while (r < x->ranks && x->sorted[r] == x->best[r])
-        r++;
-    if (r == x->ranks || x->sorted[r] > x->best[r])
-        return 0;
-    memcpy(x->best, x->sorted, (size_t)x->ranks * sizeof *x->best);
-    return 1;
+    tp_engine_sizes_count(x->sizes, x->boundary, x->best);
+    qsort(x->best, (size_t)x->ranks, sizeof *x->best, by_most);
 }
 
 static int
@@ -104,27 +82,63 @@ holds(const shifter *x, int rank, int part)
 static int
 touches(const shifter *x, move m, int rank)
 {
-    int last = m.from < m.to ? m.to : m.from;
-    for (int part = m.from < m.to ? m.from : m.to; part <= last; part++)
-        if (holds(x, rank, part))
+    int first = m.from < m.to ? m.from : m.to, last = m.from + m.to - first;
+    for (int32_t i = x->sizes->first_held[rank]; i < x->sizes->first_held[rank + 1]; i++) {
+        int part = x->sizes->held[i] % x->parts;
+        if (part >= first && part <= last)
             return 1;
+    }
     return 0;
 }
 
 static int64_t
-bytes_of(shifter *x, int rank)
+bytes_of(const shifter *x, int rank)
 {
-    int64_t bytes = x->sizes->beside[rank], workspace = 0;
-    for (int stage = 0; stage < x->stages; stage++) {
-        int part = tp_engine_part(&x->sizes->config, stage);
-        int own = rank_of(x, stage) == rank, hosted = x->sizes->host[stage] == rank;
-        if (!own && !hosted)
-            continue;
-        tp_engine_size size = tp_engine_size_of(x->sizes, stage, x->boundary[part], x->boundary[part + 1]);
-        bytes += (own ? size.stage : 0) + (hosted ? size.guests : 0);
-        workspace = own && size.workspace > workspace ? size.workspace : workspace;
+    return tp_engine_sizes_of_rank(x->sizes, x->boundary, rank);
+}
+
+/* Of who has the part that a move, made by now, gave blocks to: who is too full is mostly one of these. */
+static int
+is_taken_within(const shifter *x, move m, int64_t limit)
+{
+    for (int stage = m.to; stage < x->stages; stage += x->parts)
+        if (bytes_of(x, rank_of(x, stage)) > limit)
+            return 0;
+    return 1;
+}
+
+/* Are all ranks' bytes after a move, made by now, less than the best, at the first rank of both orders where they differ? Then they
+ * are the best. */
+static int
+is_less(shifter *x, move m)
+{
+    if (!is_taken_within(x, m, x->best[0]))
+        return 0;
+    for (int r = 0; r < x->ranks; r++) {
+        x->sorted[r] = touches(x, m, r) ? bytes_of(x, r) : x->bytes[r];
+        if (x->sorted[r] > x->best[0])
+            return 0;
     }
-    return (int64_t)tp_align_bytes((size_t)bytes) + workspace;
+    qsort(x->sorted, (size_t)x->ranks, sizeof *x->sorted, by_most);
+    int r = 0;
+    while (r < x->ranks && x->sorted[r] == x->best[r])
+        r++;
+    if (r == x->ranks || x->sorted[r] > x->best[r])
+        return 0;
+    memcpy(x->best, x->sorted, (size_t)x->ranks * sizeof *x->best);
+    return 1;
+}
+
+/* Of a move, made by now, from where all ranks were within the limit. */
+static int
+is_within(const shifter *x, move m, int64_t limit)
+{
+    if (!is_taken_within(x, m, limit))
+        return 0;
+    for (int r = 0; r < x->ranks; r++)
+        if (touches(x, m, r) && bytes_of(x, r) > limit)
+            return 0;
+    return 1;
 }
 
 /* Make the move after which the fullest ranks hold least: from a part of `rank`, the fullest, or from_any part if that changes what
@@ -140,7 +154,7 @@ relieve(shifter *x, int rank, int from_any)
                 if (from_any && !touches(x, m, rank))
                     break;
                 shift(x, m);
-                if (bytes_of(x, rank) <= x->best[0] && is_less(x))
+                if (bytes_of(x, rank) <= x->best[0] && is_less(x, m))
                     best = m;
                 shift_back(x, m);
             }
@@ -181,7 +195,7 @@ height_of(shifter *x)
     for (int r = 0; r < x->ranks; r++)
         x->seconds[r] = 0.0;
     for (int stage = 0; stage < x->stages; stage++) {
-        int part = tp_engine_part(&x->sizes->config, stage), r = rank_of(x, stage);
+        int part = stage % x->parts, r = rank_of(x, stage);
         x->seconds[r] += seconds_of(x, part);
         h.part = seconds_of(x, part) > seconds_of(x, h.part) ? part : h.part;
         h.rank = x->seconds[r] > x->seconds[h.rank] ? r : h.rank;
@@ -203,7 +217,7 @@ shorten(shifter *x, int64_t limit, double *seconds)
                 move m = {from, to, blocks};
                 shift(x, m);
                 double after = height_of(x).seconds;
-                if (after < *seconds && count_bytes(x) <= limit) {
+                if (after < *seconds && is_within(x, m, limit)) {
                     *seconds = after;
                     best = m;
                 }
@@ -243,11 +257,9 @@ tp_engine_shift_least(tp_engine_sizes *sizes, int64_t enough, int32_t *boundary,
 {
     shifter x;
     TP_TRY(shifter_open(sizes, boundary, &x));
-    count_bytes(&x);
-    sort_bytes(&x);
-    memcpy(x.best, x.sorted, (size_t)x.ranks * sizeof *x.best);
+    start_best(&x);
     while (x.best[0] > enough && !tp_deadline_late()) {
-        count_bytes(&x);
+        tp_engine_sizes_count(sizes, boundary, x.bytes);
         int rank = fullest(&x);
         if (!relieve(&x, rank, 0) && !relieve(&x, rank, 1))
             break;

@@ -24,11 +24,16 @@ static void
 look_at_program(tp_engine_sizes *sizes)
 {
     const tp_program *program = sizes->config.program;
+    int32_t held = 0;
     for (int stage = 0; stage < program->stages; stage++) {
         sizes->host[stage] = tp_program_host(program, stage);
         sizes->rooms[stage] = sizes->host[stage] < 0 ? 0 : tp_program_guest_slots(program, stage);
     }
     for (int r = 0; r < program->ranks; r++) {
+        for (int stage = 0; stage < program->stages; stage++)
+            if (program->rank_of[stage] == r || sizes->host[stage] == r)
+                sizes->held[held++] = stage;
+        sizes->first_held[r + 1] = held;
         sizes->config.rank = r;
         sizes->beside[r] = (int64_t)tp_engine_table_bytes(&sizes->config);
     }
@@ -39,10 +44,11 @@ tp_engine_sizes_open(const tp_engine_config *config, tp_engine_sizes *out)
 {
     size_t ranks = (size_t)config->program->ranks, stages = (size_t)config->program->stages;
     size_t parts = (size_t)tp_program_copy_stages(config->program);
-    *out = (tp_engine_sizes){.config = *config, .blocks = tp_model_blocks(&config->model), .alike = layers_are_alike(config)};
+    *out = (tp_engine_sizes){.config = *config, .blocks = tp_model_blocks(&config->model), .parts = (int)parts,
+                             .alike = layers_are_alike(config)};
     size_t blocks = (size_t)out->blocks, count = stages * (out->alike ? SHAPES : blocks) * (blocks + 1);
-    out->boundary = calloc(parts + 1 + 2 * stages, sizeof *out->boundary);
-    out->beside = calloc(2 * ranks, sizeof *out->beside);
+    out->boundary = calloc(parts + 1 + 4 * stages + ranks + 1, sizeof *out->boundary);
+    out->beside = calloc(ranks, sizeof *out->beside);
     out->known = out->alike || count <= MOST ? calloc(count, sizeof *out->known) : NULL;
     out->config.partition = out->boundary;
     if (out->boundary == NULL || out->beside == NULL || (out->known == NULL && (out->alike || count <= MOST))) {
@@ -51,7 +57,8 @@ tp_engine_sizes_open(const tp_engine_config *config, tp_engine_sizes *out)
     }
     out->host = out->boundary + parts + 1;
     out->rooms = out->host + stages;
-    out->workspace = out->beside + ranks;
+    out->held = out->rooms + stages; /* a stage has its rank, and a host at most */
+    out->first_held = out->held + 2 * stages;
     look_at_program(out);
     return TP_OK;
 }
@@ -101,22 +108,27 @@ tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to)
 }
 
 int64_t
+tp_engine_sizes_of_rank(tp_engine_sizes *sizes, const int32_t *boundary, int rank)
+{
+    int64_t bytes = sizes->beside[rank], workspace = 0;
+    for (int32_t i = sizes->first_held[rank]; i < sizes->first_held[rank + 1]; i++) {
+        int stage = sizes->held[i], part = stage % sizes->parts;
+        tp_engine_size size = tp_engine_size_of(sizes, stage, boundary[part], boundary[part + 1]);
+        if (sizes->config.program->rank_of[stage] == rank) {
+            bytes += size.stage;
+            workspace = size.workspace > workspace ? size.workspace : workspace;
+        }
+        bytes += sizes->host[stage] == rank ? size.guests : 0;
+    }
+    return (int64_t)tp_align_bytes((size_t)bytes) + workspace;
+}
+
+int64_t
 tp_engine_sizes_count(tp_engine_sizes *sizes, const int32_t *boundary, int64_t *bytes)
 {
-    const tp_program *program = sizes->config.program;
     int64_t most = 0;
-    memset(sizes->workspace, 0, (size_t)program->ranks * sizeof *sizes->workspace);
-    memcpy(bytes, sizes->beside, (size_t)program->ranks * sizeof *bytes);
-    for (int stage = 0; stage < program->stages; stage++) {
-        int part = tp_engine_part(&sizes->config, stage), r = program->rank_of[stage];
-        tp_engine_size size = tp_engine_size_of(sizes, stage, boundary[part], boundary[part + 1]);
-        bytes[r] += size.stage;
-        sizes->workspace[r] = size.workspace > sizes->workspace[r] ? size.workspace : sizes->workspace[r];
-        if (sizes->host[stage] >= 0)
-            bytes[sizes->host[stage]] += size.guests;
-    }
-    for (int r = 0; r < program->ranks; r++) {
-        bytes[r] = (int64_t)tp_align_bytes((size_t)bytes[r]) + sizes->workspace[r];
+    for (int r = 0; r < sizes->config.program->ranks; r++) {
+        bytes[r] = tp_engine_sizes_of_rank(sizes, boundary, r);
         most = bytes[r] > most ? bytes[r] : most;
     }
     return most;
