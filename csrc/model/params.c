@@ -10,8 +10,8 @@
 #define NAMED(text) text, sizeof text - 1
 
 typedef struct {
-    const char *name;
-    size_t length;      /* of the name */
+    char name[20];
+    int32_t length;     /* of the name */
     int32_t ffn;        /* 0: of the attention block, 1: of the FFN block */
     int32_t rows, cols; /* multiples of n_embd; rows 0: a vector */
     int32_t is_bias;
@@ -40,31 +40,28 @@ tp_model_params(const tp_model *model)
     return 2 + model->n_layer * per_layer(model) + (model->bias ? 2 : 1) + (model->tie_weights ? 0 : 1);
 }
 
+/* The name of a tensor of a layer: printf's share of planning was a fifth. */
 static void
-append(tp_param *out, const char *text, size_t count)
+name_of_layer(tp_param *out, int layer, const layer_param *param)
 {
-    size_t at = (size_t)out->length, room = sizeof out->name - 1 - at;
-    count = count < room ? count : room;
-    memcpy(out->name + at, text, count); /* what is behind is zero */
-    out->length += (int32_t)count;
-}
-
-/* printf's share of planning was a fifth. */
-static void
-append_number(tp_param *out, int number)
-{
-    char digits[12] = {0};
-    int at = (int)sizeof digits - 1;
+    static const char prefix[] = "transformer.h.";
+    char digits[12];
+    int first = (int)sizeof digits;
+    char *at = out->name + sizeof prefix - 1;
     do
-        digits[--at] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    append(out, digits + at, sizeof digits - 1 - (size_t)at);
+        digits[--first] = (char)('0' + layer % 10);
+    while ((layer /= 10) > 0);
+    memcpy(out->name, prefix, sizeof prefix - 1);
+    while (first < (int)sizeof digits)
+        *at++ = digits[first++];
+    *at++ = '.';
+    memcpy(at, param->name, sizeof param->name); /* with the zeros behind it */
+    out->length = (int32_t)(at - out->name) + param->length;
 }
 
 static void
-set(tp_param *out, const char *name, size_t length, int64_t rows, int64_t cols, int is_matrix, int block, tp_init init)
+set(tp_param *out, int64_t rows, int64_t cols, int is_matrix, int block, tp_init init)
 {
-    append(out, name, length);
     out->rows = rows;
     out->cols = cols;
     out->is_matrix = is_matrix;
@@ -72,21 +69,12 @@ set(tp_param *out, const char *name, size_t length, int64_t rows, int64_t cols, 
     out->init = init;
 }
 
-static const layer_param *
-of_layer(const tp_model *model, int index)
+static void
+set_named(tp_param *out, const char *name, size_t length, int64_t rows, int64_t cols, int is_matrix, int block, tp_init init)
 {
-    int which = (index - 2) % per_layer(model);
-    return &layer_params[model->bias ? which : 2 * which];
-}
-
-static int
-block_of(const tp_model *model, int index)
-{
-    if (index < 2)
-        return 0;
-    if (index >= 2 + model->n_layer * per_layer(model))
-        return tp_model_blocks(model) - 1;
-    return 1 + 2 * ((index - 2) / per_layer(model)) + of_layer(model, index)->ffn;
+    memcpy(out->name, name, length); /* what is behind is zero */
+    out->length = (int32_t)length;
+    set(out, rows, cols, is_matrix, block, init);
 }
 
 int
@@ -101,31 +89,34 @@ tp_model_first_param(const tp_model *model, int block)
     return 2 + layer * per_layer(model) + is_ffn * per_layer(model) / 2;
 }
 
+static void
+set_of_layer(const tp_model *model, int index, tp_param *out)
+{
+    int64_t width = model->n_embd;
+    int per = per_layer(model), layer = index / per, which = index - layer * per;
+    const layer_param *param = &layer_params[model->bias ? which : 2 * which];
+    name_of_layer(out, layer, param);
+    set(out, param->rows ? param->rows * width : 1, param->cols * width, param->rows != 0, 1 + 2 * layer + param->ffn, param->init);
+}
+
 void
 tp_model_param(const tp_model *model, int index, tp_param *out)
 {
     int64_t width = model->n_embd;
-    int block = block_of(model, index), layers_end = 2 + model->n_layer * per_layer(model);
-    memset(out, 0, sizeof *out);
-    if (index == 0) {
-        set(out, NAMED("transformer.wte.weight"), model->vocab_size, width, 1, block, TP_INIT_NORMAL);
-    } else if (index == 1) {
-        set(out, NAMED("transformer.wpe.weight"), model->block_size, width, 1, block, TP_INIT_NORMAL);
-    } else if (index < layers_end) {
-        int layer = (index - 2) / per_layer(model);
-        const layer_param *param = of_layer(model, index);
-        append(out, NAMED("transformer.h."));
-        append_number(out, layer);
-        append(out, NAMED("."));
-        set(out, param->name, param->length, param->rows ? param->rows * width : 1, param->cols * width, param->rows != 0, block,
-            param->init);
-    } else if (index == layers_end) {
-        set(out, NAMED("transformer.ln_f.weight"), 1, width, 0, block, TP_INIT_ONE);
-    } else if (model->bias && index == layers_end + 1) {
-        set(out, NAMED("transformer.ln_f.bias"), 1, width, 0, block, TP_INIT_ZERO);
-    } else {
-        set(out, NAMED("lm_head.weight"), model->vocab_size, width, 1, block, TP_INIT_NORMAL);
-    }
+    int layers_end = 2 + model->n_layer * per_layer(model), head = tp_model_blocks(model) - 1;
+    memset(out->name, 0, sizeof out->name); /* the rest is set below; by `rep stos`, all of it took as long as what follows */
+    if (index == 0)
+        set_named(out, NAMED("transformer.wte.weight"), model->vocab_size, width, 1, 0, TP_INIT_NORMAL);
+    else if (index == 1)
+        set_named(out, NAMED("transformer.wpe.weight"), model->block_size, width, 1, 0, TP_INIT_NORMAL);
+    else if (index < layers_end)
+        set_of_layer(model, index - 2, out);
+    else if (index == layers_end)
+        set_named(out, NAMED("transformer.ln_f.weight"), 1, width, 0, head, TP_INIT_ONE);
+    else if (model->bias && index == layers_end + 1)
+        set_named(out, NAMED("transformer.ln_f.bias"), 1, width, 0, head, TP_INIT_ZERO);
+    else
+        set_named(out, NAMED("lm_head.weight"), model->vocab_size, width, 1, head, TP_INIT_NORMAL);
 }
 
 void
