@@ -27,7 +27,8 @@ typedef struct {
     int32_t *width;        /* [parts] blocks that a stage can have, where its pair has one */
     int32_t *behind;       /* [3][pairs + 1] that pairs from this one on can have: left stages, right ones, and together */
     const tp_engine_pace *pace;
-    double less;
+    double less;            /* seconds: only what is faster is looked for, */
+    double stage_s, pair_s; /* and then a stage, and a pair, take at most */
     size_t places;
     int64_t limit, work;
     int meet; /* a rank has both stages of its pair */
@@ -141,17 +142,26 @@ seconds_of(const pairer *x, int from, int to)
 }
 
 static double
+larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static double
 pace_of(pairer *x, int part, int other, double part_s, double other_s)
 {
-    double slowest = 0.0, longest = fmax(part_s, other_s);
+    const int32_t *rank_of = x->sizes->config.program->rank_of;
+    double slowest = 0.0, longest = larger(part_s, other_s);
+    if (x->stages == x->parts) /* of two stages, or one, alone */
+        return (part != other && rank_of[part] == rank_of[other] ? part_s + other_s : longest) + longest * x->pace->waits;
     for (int stage = part; stage < x->stages; stage += x->parts)
-        x->seconds[x->sizes->config.program->rank_of[stage]] = 0.0;
+        x->seconds[rank_of[stage]] = 0.0;
     for (int stage = other; stage < x->stages; stage += x->parts)
-        x->seconds[x->sizes->config.program->rank_of[stage]] = 0.0;
+        x->seconds[rank_of[stage]] = 0.0;
     for (int stage = part; stage < x->stages; stage += x->parts)
-        slowest = fmax(slowest, x->seconds[x->sizes->config.program->rank_of[stage]] += part_s);
+        slowest = larger(slowest, x->seconds[rank_of[stage]] += part_s);
     for (int stage = other; stage < x->stages && other != part; stage += x->parts)
-        slowest = fmax(slowest, x->seconds[x->sizes->config.program->rank_of[stage]] += other_s);
+        slowest = larger(slowest, x->seconds[rank_of[stage]] += other_s);
     return slowest + longest * x->pace->waits;
 }
 
@@ -207,10 +217,9 @@ may_be_faster(const pairer *x, int pair, int left, int right, int middle)
 {
     if (x->pace == NULL || x->less == INFINITY) /* of which no stages are no share: 0 x INFINITY is NaN */
         return 1;
-    double stage_s = x->less / (1.0 + x->pace->waits), pair_s = x->meet ? x->less / (1.0 + 0.5 * x->pace->waits) : 2.0 * stage_s;
     double left_s = x->turns ? seconds_of(x, left, right) : seconds_of(x, left, middle) + seconds_of(x, right, x->blocks);
     int odd = x->turns && x->parts % 2;
-    return left_s <= ((x->pairs - pair) * pair_s + odd * stage_s) * ROUNDED_UP;
+    return left_s <= ((x->pairs - pair) * x->pair_s + odd * x->stage_s) * ROUNDED_UP;
 }
 
 /* The blocks that are left for a pair and those behind it are not too few, and not too many. */
@@ -249,9 +258,9 @@ go_on_from(pairer *x, int pair, int left, int right, int middle)
             return;
         for (int count = 1; count <= most; count++) {
             int next = x->turns ? right - count : right + count;
-            double slowest = fmax(before, pace_of_pair(x, pair, left, end, right, count));
-            if (leads_on(x, pair + 1, end, next, middle))
-                *slowest_to(x, pair + 1, end, next) = fmin(slowest, *slowest_to(x, pair + 1, end, next));
+            double slowest = larger(before, pace_of_pair(x, pair, left, end, right, count)), *place = slowest_to(x, pair + 1, end, next);
+            if (slowest < *place && leads_on(x, pair + 1, end, next, middle))
+                *place = slowest;
         }
     }
 }
@@ -281,7 +290,7 @@ best_end(pairer *x, int middle, int *left, int *right)
             int odd = x->turns && x->parts % 2;
             if (slowest >= best || (odd ? !fits_in_the_middle(x, from, to) : from != (x->turns ? to : middle)))
                 continue;
-            slowest = odd ? fmax(slowest, pace_of_middle(x, from, to)) : slowest;
+            slowest = odd ? larger(slowest, pace_of_middle(x, from, to)) : slowest;
             if (slowest >= best || slowest >= x->less)
                 continue;
             best = slowest;
@@ -305,6 +314,10 @@ forget(pairer *x, int middle)
 static double
 reach(pairer *x, int middle, int *left, int *right)
 {
+    if (x->pace != NULL) {
+        x->stage_s = x->less / (1.0 + x->pace->waits);
+        x->pair_s = x->meet ? x->less / (1.0 + 0.5 * x->pace->waits) : 2.0 * x->stage_s;
+    }
     if (!leads_on(x, 0, 0, middle, middle))
         return INFINITY;
     forget(x, middle);
