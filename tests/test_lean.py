@@ -55,6 +55,18 @@ def test_a_cut_is_the_evenest_of_all_that_fit(name):
     assert found >= 12 and tight > 2
 
 
+@pytest.mark.parametrize("wrong", [2.5, -1.0, float("nan"), 2.0**54])
+def test_seconds_that_cannot_be_summed_exactly_are_refused(wrong):
+    """With a fraction among them the halving of limits once did not end."""
+    model = instance(np.random.default_rng(3), 2)
+    judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), 2, 1, None)
+    even = judge.judge("1f1b", tuple(even_partition(model, 2)), ((1, (model.block_size,)),) * 2, 0)
+    seconds = np.ones(model.num_blocks)
+    seconds[1] = wrong
+    with pytest.raises(ValueError, match=r"seconds\[1\] is .*: whole numbers from 0 on, and at most 2\^53 together"):
+        cut_stages(model, even.slicing, judge.lowered(even), 1 << 50, seconds)
+
+
 def test_nearly_as_many_stages_as_blocks_are_cut_wherever_any_cut_fits():
     """A block may be too much for one stage and not for the next, which holds fewer micro-batches: filled one after another, each
     as far as it may go, the stages ended before it."""

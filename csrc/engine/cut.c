@@ -124,8 +124,9 @@ sum_up(cutter *x, const double *seconds)
 {
     for (int i = 0; i < x->blocks; i++) {
         x->until[i + 1] = x->until[i] + seconds[i];
-        if (!(seconds[i] >= 0.0 && x->until[i + 1] <= 0x1p53))
-            return tp_fail(TP_EVALUE, "seconds[%d] is %g: from 0 on, and at most 2^53 together, would be right", i, seconds[i]);
+        if (!(seconds[i] >= 0.0 && seconds[i] == floor(seconds[i]) && x->until[i + 1] <= 0x1p53)) /* limits are halved down to 1 */
+            return tp_fail(TP_EVALUE, "seconds[%d] is %g: whole numbers from 0 on, and at most 2^53 together, would be right", i,
+                           seconds[i]);
     }
     return TP_OK;
 }

@@ -97,7 +97,8 @@ tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t
  * by_pairs: of such pairs the partition whose slowest rank (its stages, and what the longest of them adds to the step) is fastest,
  * if the evenest stages do not lead to one as fast; *found 0 otherwise.
  * The config's partition is not read; a program that depends on it (R) is taken as it is.
- * EVALUE: as tp_engine_check; seconds that are negative or sum to more than 2^53; fewer blocks than stages. EMEMORY. */
+ * EVALUE: as tp_engine_check; seconds that are negative, no whole numbers or sum to more than 2^53; fewer blocks than stages.
+ * EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int by_pairs, int32_t *boundary, int *found);
 /* A partition within the least limit in (low, high] bytes a rank that has one, found by bisection until the limit is known to the
