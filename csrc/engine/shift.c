@@ -97,7 +97,7 @@ bytes_of(const shifter *x, int rank)
     return tp_engine_sizes_of_rank(x->sizes, x->boundary, rank);
 }
 
-/* Of who has the part that a move, made by now, gave blocks to: who is too full is mostly one of these. */
+/* After a move, made by now, are those within `limit` who have the part that blocks went to? Mostly they are too full, if anyone. */
 static int
 is_taken_within(const shifter *x, move m, int64_t limit)
 {

@@ -2,9 +2,6 @@
 #include "csrc/engine/internal.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-#include "csrc/base/deadline.h"
 
 /* Layers are alike: what a stage takes depends on how many blocks it has, on the kind of the first, and on whether it has an end. */
 enum { SHAPES = 6 };
