@@ -72,7 +72,8 @@ def least_work_s(request: Request, share: int, again: Sequence[str] = ()) -> flo
     for weights in (sliced, whole):
         halves = sum((weights[i, p] * (_in_halves_s(costs, kind, sizes, request.seq_len) if phase == "F" else
                                        costs.block_seconds(kind, phase, request.seq_len, 0, sizes))
-                      for (i, kind), (p, phase) in itertools.product(enumerate(KINDS), enumerate(PHASES))), np.zeros(most)) / sizes
+                      for (i, kind), (p, phase) in itertools.product(enumerate(KINDS), enumerate(PHASES)) if weights[i, p]),
+                     np.zeros(most)) / sizes
         least += min(np.inf if again else float(halves[1:].min(initial=np.inf)),
                      *(_least_path_s(request, weights, b) for b in range(1, most + 1)))
     return float(least * (1 - 1e-12))

@@ -122,14 +122,13 @@ def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str]
     """Seconds of a step's work in one block of each kind, without the fixed overhead of instructions and without the update."""
     key = slicing, tuple(phases)
     if key not in judge.kinds:
-        judge.kinds[key] = _kind_seconds(judge.costs, judge.model, slicing, phases)
+        judge.kinds[key] = _kind_seconds(judge.costs, slicing, phases)
     return judge.kinds[key]
 
 
-def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...], phases: Sequence[str]) -> dict[str, float]:
-    # A model of one layer has one block of each kind: its four stages of one block give the seconds of each.
-    small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
-    d = costs.even.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
+def _kind_seconds(costs: CostModel, slicing: tuple[Micro, ...], phases: Sequence[str]) -> dict[str, float]:
+    one_of_each = np.eye(len(KINDS), dtype=np.int32)           # stages of one block
+    d = costs.even.timed((one_of_each, np.zeros(len(KINDS))), costs.even.slice_work(slicing), None)
     fixed = costs.overhead_s * len(phases) * d["F"].shape[1]
     return {kind: max(0.0, sum(float(d[p][i].sum()) for p in phases) - fixed) for i, kind in enumerate(KINDS)}
 
