@@ -35,6 +35,16 @@ def test_a_graph_is_ordered_and_its_cuts_counted():
     assert Nodes.from_graph(two, [("s", "x"), ("t", "y")]).names == ("s", "t", "y", "x")     # by the forward's start
 
 
+def test_a_block_that_no_file_may_have_is_refused(tmp_path):
+    """Nodes of block -2 could be saved, and not loaded."""
+    nodes = random_nodes(np.random.default_rng(1), 2)
+    with pytest.raises(ValueError, match=r"blocks\[1\] is -2: the number of a block would be right, or -1 for none"):
+        Nodes.of(nodes | {"blocks": [0, -2]})
+    most = Nodes.of(nodes | {"blocks": [-1, (1 << 31) - 1]})
+    most.save(tmp_path / "nodes.json")
+    assert planners.load_nodes(tmp_path / "nodes.json") == most
+
+
 def test_an_edge_of_no_bytes_beside_others_is_order_alone():
     """What `a` made was alive up to `c`, and counted twice where an operation in place writes to a view of it."""
     nodes = random_nodes(np.random.default_rng(1), 3) | {"names": ["a", "b", "c"]}

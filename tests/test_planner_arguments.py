@@ -251,6 +251,16 @@ def test_slice_memory_may_be_a_dict_and_nothing_else() -> None:
                 plan(wrong)
 
 
+def test_an_infinite_limit_of_a_slices_memory_is_none() -> None:
+    table = np.random.default_rng(1).random((7, 7))
+    for plan in (lambda m: planners.slice_tokens(table, 4, memory=m), lambda m: planners.slice_uneven([table, 2 * table], memory=m),
+                 lambda m: planners.slice_batch_and_tokens(np.stack([table] * 3), 2, 4, memory=m)):  # fmt: skip
+        free = RESULT.sub("", repr(plan(None)))
+        assert RESULT.sub("", repr(plan({"limit_bytes": float("inf"), "row_bytes": 1e3, "pair_bytes": 1e3}))) == free
+        with pytest.raises(ValueError, match="memory"):
+            plan({"limit_bytes": float("inf"), "row_bytes": -1.0})
+
+
 def test_what_is_no_layer_no_phase_and_no_flag_is_named() -> None:
     with pytest.raises(TypeError, match=r"layers\[0\] is .*a dict would be right"):
         planners.bmpipe([np.zeros(2)], 2, 4, 1e9)

@@ -107,6 +107,9 @@ class Nodes:
                          for key, value, what in (("names", self.names, "one name"), ("blocks", self.blocks, "one number")))
         object.__setattr__(self, "names", tuple(map(str, names)))
         object.__setattr__(self, "blocks", tuple(integer(block, f"blocks[{k}]") for k, block in enumerate(blocks)))
+        for k, block in enumerate(self.blocks):
+            if block < -1:
+                raise InvalidValueError(f"blocks[{k}] is {block}: the number of a block would be right, or -1 for none")
         n = len(self.fwd_s)
         if n < 1:
             raise InvalidValueError("nodes is empty: at least 1 node is needed")

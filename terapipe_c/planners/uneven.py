@@ -15,6 +15,8 @@ from .arguments import FloatArray, array, integer, listed, number
 
 __all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
 
+_NEVER = 1e300    # bytes that no slice holds, for a limit that is infinite
+
 
 @dataclass(frozen=True)
 class SliceMemory:
@@ -32,7 +34,7 @@ class SliceMemory:
                                      for part in ("limit", "row", "pair", "context"))  # fmt: skip
         if not limit > 0.0:
             raise _core.InvalidValueError(f"limit_bytes is {limit}: more than 0 bytes is needed; None is no limit")
-        return (limit, row * tokens, pair * tokens**2, context * tokens)
+        return (min(limit, _NEVER), row * tokens, pair * tokens**2, context * tokens)
 
 
 def held_in_units(memory: SliceMemory | Mapping[str, float] | None, tokens: int) -> tuple[float, float, float, float] | None:
