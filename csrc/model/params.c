@@ -104,7 +104,7 @@ tp_model_param(const tp_model *model, int index, tp_param *out)
 {
     int64_t width = model->n_embd;
     int layers_end = 2 + model->n_layer * per_layer(model), head = tp_model_blocks(model) - 1;
-    memset(out->name, 0, sizeof out->name); /* the rest is set below: zeroing all of it took as long */
+    memset(out->name, 0, sizeof out->name); /* the rest is set below; zeroing that, too, took as long as setting all */
     if (index == 0)
         set_named(out, NAMED("transformer.wte.weight"), model->vocab_size, width, 1, 0, TP_INIT_NORMAL);
     else if (index == 1)

@@ -88,7 +88,7 @@ class Nodes:
     names: tuple[str, ...] = ()
     """Names, one a node, or none."""
     blocks: tuple[int, ...] = ()
-    """The block of the model (``GPTConfig.blocks``) that each node belongs to, or none."""
+    """The block of the model (``GPTConfig.blocks``) that each node belongs to (-1: none), or none of all."""
     edges: tuple[Edge, ...] = ()
     """(source, target, bytes) of the graph that the chain was made from, nodes numbered as in the chain; or none."""
 

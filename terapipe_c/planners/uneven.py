@@ -15,7 +15,7 @@ from .arguments import FloatArray, array, integer, listed, number
 
 __all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
 
-_NEVER = 1e300    # bytes that no slice holds, for a limit that is infinite
+_NEVER = 1e300    # the largest number of bytes that the core knows, for a limit that is infinite
 
 
 @dataclass(frozen=True)
