@@ -39,6 +39,30 @@ def random_cost(rng, program, messages=False):
     }
 
 
+@pytest.mark.parametrize("part", ["", "comm", "comm.back", "comm.latency", "SF", "RF", "SB", "RB", "I and W"])
+def test_seconds_of_stages_alone_are_timed_as_those_of_slices(part):
+    """Such programs have a loop of their own (csrc/sched/sim.c), if nothing of them depends on more."""
+    rng, count = np.random.default_rng(len(part)), 0
+    made = schedules.one_f_one_b(4, 5), schedules.interleaved(2, 4, 2), schedules.seq1f1b(3, 4, 2), schedules.chimera(4, 4)
+    for program in made:
+        stages, units = program.num_stages, sum(program.slices)
+        cost = {op: rng.integers(1, 9, stages) / 4 for op in (("I", "W") if part == "I and W" else ("F", "B"))}
+        cost |= {"F": rng.integers(1, 9, stages) / 4, "comm": rng.integers(4, 9, stages) / 4}
+        if part.startswith("comm"):
+            cost |= {"comm": rng.integers(4, 9, (stages, units)) / 4}
+        if part == "comm.latency":
+            cost |= {"comm": rng.integers(4, 9, stages) / 4, part: np.full(stages, 0.25)}
+        elif part and part not in ("comm", "I and W"):
+            cost |= {part: rng.integers(1, 9, (stages, units) if part == "comm.back" else stages) / 4}
+        sliced = {key: np.repeat(value[:, None], units, 1) if value.ndim == 1 and key != "comm.latency" else value
+                  for key, value in cost.items()}  # fmt: skip
+        for lowered in (program, program.lower()):
+            seconds = lowered.makespan(cost)
+            assert seconds == lowered.simulate(cost).makespan_s == lowered.makespan(sliced)
+            count += seconds > 0
+    assert count == 8
+
+
 @pytest.mark.parametrize("program", list(programs()), ids=repr)
 def test_simulate_equals_relaxation(program):
     rng = np.random.default_rng(len(program))
