@@ -18,7 +18,7 @@ enum { /* ncclResult_t */
     NC_REMOTE_ERROR = 6,
     NC_IN_PROGRESS = 7
 };
-enum { NC_INT8 = 0, NC_UNDEFINED = INT_MIN, NC_NO_COLOR = -1, NC_ID_BYTES = 128 };
+enum { NC_INT8 = 0, NC_UNDEFINED = INT_MIN, NC_ID_BYTES = 128 };
 
 typedef struct nc_comm *nc_comm;
 

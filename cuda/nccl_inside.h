@@ -11,6 +11,7 @@
 #include "cuda/dl_nccl.h"
 
 #define NCCL_POLL_NS   20000
+#define NCCL_IDLE_NS   1000000 /* between polls of what takes long, as when ranks meet */
 #define NCCL_RB_OP     8  /* number of "receive of the gradient" among tp_tag_print's words: errors name messages upstream by it */
 #define NCCL_RE_OP     14 /* the same for guests: "receive of the evicted activations" */
 #define NCCL_RL_OP     16 /* and for guests that come home */
@@ -82,6 +83,7 @@ typedef struct {
     int max_ctas, channels, aborted, ending, watching;
     char plain[256]; /* the first reason why a slot is no memory that NCCL reads and writes by itself; "": all slots are */
     nc_comm world, fresh; /* fresh: where a split writes its communicator when it ends, which may be after we have given up */
+    nc_comm alone;        /* of this rank alone, while a class in which it has no line is made */
     nccl_channel *channel;    /* [channels] of this rank, in the order in which all ranks make them */
     nccl_twins twins;
     nccl_exchanges exchanges;

@@ -229,10 +229,29 @@ line_in(const nccl_comm *c, int class)
     return -1;
 }
 
+/* End the communicator that the last split made for this rank alone. */
+static tp_status
+end_alone(nccl_comm *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->alone = c->fresh;
+    pthread_mutex_unlock(&c->lock);
+    TP_TRY(tp_nccl_finish(c, NC_SUCCESS, c->alone, NCCL_EVERYBODY, "ncclCommSplit"));
+    NCCL_CALL(c, c->alone, NCCL_EVERYBODY, "ncclCommFinalize", c->nccl->finalize(c->alone));
+    pthread_mutex_lock(&c->lock);
+    if (c->alone != NULL)
+        c->nccl->destroy(c->alone);
+    c->alone = NULL;
+    pthread_mutex_unlock(&c->lock);
+    return TP_OK;
+}
+
 /* Make the channels of a class in one direction. All ranks split the world in the same order; a rank without a line in the class
- * gets no communicator. The first operation between two ranks connects them and returns only when the other end has called it, too:
- * so it is made here, where both ends call it, and not in a step, where a receive is posted long before its send. Lines of a class
- * share no rank, so ranks cannot wait for each other in a ring. */
+ * gets a communicator of its own and ends it at once. (Without a color, for no communicator, it would end by SIGSEGV where the split
+ * fails, as it does when a rank dies meanwhile: NCCL 2.29.7, init.cc, ncclCommInitRankFunc, at "fail".) The first operation between
+ * two ranks connects them and returns only when the other end has called it, too: so it is made here, where both ends call it, and
+ * not in a step, where a receive is posted long before its send. Lines of a class share no rank, so ranks cannot wait for each other
+ * in a ring. */
 static tp_status
 open_class(nccl_comm *c, int class, int direction)
 {
@@ -242,9 +261,9 @@ open_class(nccl_comm *c, int class, int direction)
     nc_config config = NC_CONFIG(c->max_ctas);
     c->fresh = NULL;
     NCCL_CALL(c, c->world, NCCL_EVERYBODY, "ncclCommSplit",
-              c->nccl->split(c->world, line == NULL ? NC_NO_COLOR : i, second, &c->fresh, &config));
+              c->nccl->split(c->world, line != NULL ? i : c->lines + rank, second, &c->fresh, &config));
     if (line == NULL)
-        return TP_OK;
+        return end_alone(c);
     nccl_channel *ch = &c->channel[c->channels];
     int peer = second ? line->from : line->to;
     pthread_mutex_lock(&c->lock);

@@ -25,12 +25,14 @@ tp_nccl_abort(nccl_comm *c)
             c->nccl->abort(c->channel[i].comm);
     if (c->twins.comm != NULL)
         c->nccl->abort(c->twins.comm);
+    if (c->alone != NULL)
+        c->nccl->abort(c->alone);
     if (c->world != NULL)
         c->nccl->abort(c->world);
     (void)c->nccl->group_end();
     for (int i = 0; i < c->channels; i++)
         c->channel[i].comm = NULL;
-    c->twins.comm = c->world = NULL;
+    c->twins.comm = c->alone = c->world = NULL;
 }
 
 /* After this rank's error. The others hear of it first, unless all leave anyway: an abort may end only when those of the machine's
@@ -107,10 +109,19 @@ time_out(nccl_comm *c, int64_t patience_ns, const char *what, int peer)
     return TP_ETIMEOUT;
 }
 
+/* Until the next look at what has been waited for so long: later by a sixteenth at most, and cores that ranks share are left to
+ * NCCL's threads, which poll too. */
+static int64_t
+pause_ns(int64_t waited_ns)
+{
+    int64_t pause = waited_ns / 16;
+    return pause < NCCL_POLL_NS ? NCCL_POLL_NS : pause > NCCL_IDLE_NS ? NCCL_IDLE_NS : pause;
+}
+
 tp_status
 tp_nccl_finish(nccl_comm *c, int result, nc_comm comm, int peer, const char *what)
 {
-    int64_t patience = c->base.comm.timeout_ns > 0 ? c->base.comm.timeout_ns : PATIENCE_NS, until = tp_clock_ns() + patience;
+    int64_t patience = c->base.comm.timeout_ns > 0 ? c->base.comm.timeout_ns : PATIENCE_NS, since = tp_clock_ns();
     while (result == NC_SUCCESS || result == NC_IN_PROGRESS) {
         int state = NC_SUCCESS;
         TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
@@ -120,10 +131,11 @@ tp_nccl_finish(nccl_comm *c, int result, nc_comm comm, int peer, const char *wha
         result = asked != NC_SUCCESS ? asked : state;
         if (result == NC_SUCCESS)
             return TP_OK;
-        if (result == NC_IN_PROGRESS && tp_clock_ns() > until)
+        int64_t now = tp_clock_ns();
+        if (result == NC_IN_PROGRESS && now - since > patience)
             return time_out(c, patience, what, peer);
         if (result == NC_IN_PROGRESS)
-            tp_clock_sleep_until(tp_clock_ns() + NCCL_POLL_NS);
+            tp_clock_sleep_until(now + pause_ns(now - since));
     }
     TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
     return tp_nccl_fail(c, result, comm, peer, what);

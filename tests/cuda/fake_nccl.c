@@ -207,6 +207,7 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
         return refused;
     pthread_mutex_lock(&lock);
     int result = refuse(c);
+    misuses += color < 0; /* where its split fails, a rank without color ends by SIGSEGV */
     misuses += config->split_share != 0; /* one would wait for the other: a send behind a receive that waits for it */
     if (result == NC_SUCCESS) {
         c->splitting = 1;
@@ -217,12 +218,10 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
         c->looks = looks_needed;
         *out = NULL;
         group *g = c->all;
-        if (color != NC_NO_COLOR) {
-            group *part = group_numbered(g->number + 1000 * (g->splits + 1) + color, 0);
-            part->ranks++; /* nobody uses it before everybody has come */
-            c->made = join(part, key);
-            c->made->looks = looks_needed;
-        }
+        group *part = group_numbered(g->number + 1000 * (g->splits + 1) + color, 0);
+        part->ranks++; /* nobody uses it before everybody has come */
+        c->made = join(part, key);
+        c->made->looks = looks_needed;
         if (++g->called == g->ranks) { /* the last to come */
             g->called = 0;
             g->splits++;

@@ -2,9 +2,7 @@
  * names a memory file of its process, which holds every communicator: for each pair of ranks and direction a ring of bytes. Strict
  * as the real library: a communicator in progress takes no other call; a split, the first operation with a rank and a finalize end
  * when all ranks concerned have come to them; messages match in order and by size; the end of a peer's process is an error at once,
- * as over sockets. FAKE_FAULT="rank call nth" kills the process of that rank at its nth call of that name, or, with -nth, has that
- * send or receive fail; "rank ncclGetVersion number" gives that rank of a launcher's (RANK) a library of that version. With
- * FAKE_STUCK=1 no abort ends, with "others" none before those of a communicator's other ranks have begun. */
+ * as over sockets. Faults: tests/cuda/fake_faults.h. */
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -19,6 +17,7 @@
 
 #include "cuda/dl_nccl.h"
 #include "tests/cuda/fake_emulator.h"
+#include "tests/cuda/fake_faults.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define FAKE(name) EXPORT int name
@@ -67,40 +66,11 @@ typedef struct {
 } operation;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int own_rank = -1;
 static _Thread_local int depth, grouped;
 static _Thread_local operation group[2 * RANKS];
 static _Thread_local nc_comm aborting[4 * RANKS]; /* in this group */
 static _Thread_local int aborts;
 static char why[512] = "the fake has no more to say";
-
-static int
-fault(const char *call)
-{
-    static struct {
-        const char *call;
-        int count;
-    } made[16];
-    const char *text = getenv("FAKE_FAULT");
-    char name[64];
-    int i = 0, rank, nth;
-    while (made[i].call != NULL && strcmp(made[i].call, call) != 0)
-        i++;
-    made[i].call = call;
-    made[i].count++;
-    if (text == NULL || sscanf(text, "%d %63s %d", &rank, name, &nth) != 3 || rank != own_rank || strcmp(name, call) != 0)
-        return NC_SUCCESS;
-    if (nth == made[i].count)
-        raise(SIGKILL);
-    return nth == -made[i].count ? NC_SYSTEM_ERROR : NC_SUCCESS;
-}
-
-static int
-is_stuck(const char *how)
-{
-    const char *told = getenv("FAKE_STUCK");
-    return told != NULL && strcmp(told, how) == 0;
-}
 
 /* What the real library would refuse, or do wrongly without a word. */
 static int
@@ -253,11 +223,7 @@ operate(const operation *o)
 
 FAKE(ncclGetVersion)(int *out)
 {
-    const char *text = getenv("FAKE_FAULT"), *own = getenv("RANK");
-    int rank, number;
-    *out = 22809;
-    if (text != NULL && own != NULL && sscanf(text, "%d ncclGetVersion %d", &rank, &number) == 2 && rank == atoi(own))
-        *out = number;
+    *out = version_told(22809);
     return NC_SUCCESS;
 }
 
@@ -292,7 +258,7 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
 {
     fault("ncclCommSplit");
     pthread_mutex_lock(&lock);
-    int refused = refuse(c, "ncclCommSplit");
+    int refused = color < 0 ? misused("a rank without color ends by SIGSEGV where its split fails") : refuse(c, "ncclCommSplit");
     if (refused == NC_SUCCESS && (refused = refuse_config(config)) == NC_SUCCESS) {
         split *s = &c->all->split[c->splits++];
         s->color[c->rank] = color;
@@ -320,7 +286,7 @@ FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
     c->looks -= c->looks > 0 && !alone;
     *state = c->all->error ? c->all->error : c->looks > 0 || alone ? NC_IN_PROGRESS : NC_SUCCESS;
     if (*state == NC_SUCCESS && c->child != NULL) {
-        *c->child = s->color[c->rank] == NC_NO_COLOR ? NULL : join(c->file, s->child[c->rank], s->rank[c->rank]);
+        *c->child = join(c->file, s->child[c->rank], s->rank[c->rank]);
         c->child = NULL;
     }
     pthread_mutex_unlock(&lock);
