@@ -19,6 +19,7 @@ help:
 	@echo "make bench      every benchmark, or BENCH=benchmarks/<one>.py"
 	@echo "make format     clang-format and ruff format       make tidy   clang-tidy"
 	@echo "make gpu-check  all that needs a GPU, in 9 minutes     make gpu-sanitize   the same under compute-sanitizer, in 150 s"
+	@echo "make nccl-check  how NCCL's ranks meet, fail and end, by NCCL's own host code where no GPU is"
 	@echo "make clean      all that was made here"
 
 # ---- the virtual environment: tools when pyproject.toml changes, the package when a source does -----------------------
@@ -120,6 +121,10 @@ GPU_TOOLS ?= memcheck racecheck synccheck initcheck
 gpu-sanitize:
 	$(GPU_PYTHON) benchmarks/gpu_sanitize.py --tools $(GPU_TOOLS)
 
+# Ranks that meet, fail and end by NCCL's own host code, where no GPU is: fetches and builds that first (tests/nccl_host.py).
+nccl-check: install
+	library=$$($(PY) tests/nccl_host.py) && TERAPIPE_TEST_NCCL=$$library $(VENV)/bin/pytest -q -n0 tests/test_cuda_processes.py
+
 # ---- tools that are not Python's ---------------------------------------------------------------------------------------
 
 format: $(VENV)/.tools
@@ -138,5 +143,5 @@ clean:
 	rm -rf build .build .bench dist terapipe_c.egg-info $(VENV) .mypy_cache .ruff_cache .pytest_cache terapipe_c/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help install test check test-c test-avx512 asan tsan fuzz clang demo bench gpu-check gpu-sanitize format tidy clean
+.PHONY: help install test check test-c test-avx512 asan tsan fuzz clang demo bench gpu-check gpu-sanitize nccl-check format tidy clean
 .DEFAULT_GOAL := help
