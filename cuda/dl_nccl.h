@@ -81,7 +81,7 @@ typedef int nc_deregister(nc_comm, void *);
     X(mem_free, nc_mem_free, ncclMemFree)                                                                              \
     X(register_buffer, nc_register, ncclCommRegister)                                                                  \
     X(deregister_buffer, nc_deregister, ncclCommDeregister)                                                            \
-    X(settled, nc_settled, fake_nccl_settled) /* tests/cuda/fake_nccl.c alone: emulated streams do not wait by themselves */
+    X(settled, nc_settled, fake_nccl_settled) /* libnccls of tests alone: emulated streams do not wait by themselves */
 #define TP_NCCL_OPTIONAL 5
 
 typedef struct {

@@ -133,6 +133,9 @@ tp_nccl_fail(nccl_comm *c, int result, nc_comm comm, int peer, const char *what)
  * EABORTED, ERUNTIME, ECONNECTION. */
 TP_MUST_USE tp_status
 tp_nccl_finish(nccl_comm *c, int result, nc_comm comm, int peer, const char *what);
+/* Poll until the device is past the event, by the same deadline. */
+TP_MUST_USE tp_status
+tp_nccl_await_event(nccl_comm *c, tp_cuda_event event, const char *what);
 /* The watch thread: until `ending` it looks for errors, and for operations that do not end in time. argument: the nccl_comm. */
 void *
 tp_nccl_watch(void *argument);

@@ -1,4 +1,5 @@
-/* Making and ending communicators: all ranks join one, then split it, in the same order, into pairs and groups of twins. */
+/* Making and ending communicators: all ranks join one, then split it, in the same order, into pairs and groups of twins
+ * (and ranks alone, which are in no pair of that split). */
 #include "cuda/nccl_inside.h"
 
 #include <stdio.h>
@@ -229,7 +230,9 @@ line_in(const nccl_comm *c, int class)
     return -1;
 }
 
-/* End the communicator that the last split made for this rank alone. */
+/* End the communicator that the last split made for this rank alone, when no greeting of an earlier class is on the device any more:
+ * a communicator that is destroyed gives memory back, which waits for the device's kernels (cudaFree), and a greeting for a rank that
+ * may have died. */
 static tp_status
 end_alone(nccl_comm *c)
 {
@@ -238,6 +241,8 @@ end_alone(nccl_comm *c)
     pthread_mutex_unlock(&c->lock);
     TP_TRY(tp_nccl_finish(c, NC_SUCCESS, c->alone, NCCL_EVERYBODY, "ncclCommSplit"));
     NCCL_CALL(c, c->alone, NCCL_EVERYBODY, "ncclCommFinalize", c->nccl->finalize(c->alone));
+    TP_TRY(tp_cuda_event_record(c->base.device, c->exchanges.ready, c->base.compute));
+    TP_TRY(tp_nccl_await_event(c, c->exchanges.ready, "first messages"));
     pthread_mutex_lock(&c->lock);
     if (c->alone != NULL)
         c->nccl->destroy(c->alone);

@@ -109,8 +109,8 @@ time_out(nccl_comm *c, int64_t patience_ns, const char *what, int peer)
     return TP_ETIMEOUT;
 }
 
-/* Until the next look at what has been waited for so long: later by a sixteenth at most, and cores that ranks share are left to
- * NCCL's threads, which poll too. */
+/* Until the next look at what has been waited for so long: later by a sixteenth, or what a step's calls are polled by. Cores that
+ * ranks share are left to NCCL's threads, which poll too. */
 static int64_t
 pause_ns(int64_t waited_ns)
 {
@@ -118,10 +118,32 @@ pause_ns(int64_t waited_ns)
     return pause < NCCL_POLL_NS ? NCCL_POLL_NS : pause > NCCL_IDLE_NS ? NCCL_IDLE_NS : pause;
 }
 
+static int64_t
+limit_ns(const nccl_comm *c)
+{
+    return c->base.comm.timeout_ns > 0 ? c->base.comm.timeout_ns : PATIENCE_NS;
+}
+
+tp_status
+tp_nccl_await_event(nccl_comm *c, tp_cuda_event event, const char *what)
+{
+    int64_t since = tp_clock_ns(), now = since;
+    int done = 0;
+    for (;;) {
+        TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
+        TP_TRY(tp_cuda_event_query(c->base.device, event, &done));
+        if (done)
+            return TP_OK;
+        if ((now = tp_clock_ns()) - since > limit_ns(c))
+            return time_out(c, limit_ns(c), what, NCCL_EVERYBODY);
+        tp_clock_sleep_until(now + pause_ns(now - since));
+    }
+}
+
 tp_status
 tp_nccl_finish(nccl_comm *c, int result, nc_comm comm, int peer, const char *what)
 {
-    int64_t patience = c->base.comm.timeout_ns > 0 ? c->base.comm.timeout_ns : PATIENCE_NS, since = tp_clock_ns();
+    int64_t patience = limit_ns(c), since = tp_clock_ns();
     while (result == NC_SUCCESS || result == NC_IN_PROGRESS) {
         int state = NC_SUCCESS;
         TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
