@@ -123,7 +123,8 @@ gpu-sanitize:
 
 # Ranks that meet, fail and end by NCCL's own host code, where no GPU is: fetches and builds that first (tests/nccl_host.py).
 nccl-check: install
-	library=$$($(PY) tests/nccl_host.py) && TERAPIPE_TEST_NCCL=$$library $(VENV)/bin/pytest -q -n0 tests/test_cuda_processes.py
+	library=$$($(PY) tests/nccl_host.py) && TERAPIPE_TEST_NCCL=$$library $(VENV)/bin/pytest -n0 \
+	    $(patsubst %,tests/test_%.py,cuda_processes cuda_guests cuda_chimera cuda_replicas cuda_pipedream gpu_links)
 
 # ---- tools that are not Python's ---------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ def emulation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def fake_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A libnccl of threads for TERAPIPE_NCCL."""
-    from cuda_ranks import compile_fake
+    """A libnccl of threads for TERAPIPE_NCCL: a false one, or what TERAPIPE_TEST_NCCL names."""
+    from cuda_ranks import OWN, compile_fake
 
-    return compile_fake(tmp_path_factory.mktemp("fake"))
+    return Path(OWN) if OWN else compile_fake(tmp_path_factory.mktemp("fake"))

@@ -2,10 +2,11 @@
 (tests/cuda/nccl_host*.c), in one libnccl.so.2 in .build/nccl-host. Ranks then meet, split, fail and abort as on GPUs, over sockets.
 
     python tests/nccl_host.py        # fetches NCCL, builds (some minutes) and prints the path
-    make nccl-check                  # that, and tests/test_cuda_processes.py with it
+    make nccl-check                  # that, and tests with it
 
-Not part of `make test`: NCCL's sources are fetched from Debian (NCCL_SOURCE: a folder that has them), and CUDA's headers must be
-here. What it does not know: GPUs' kernels, peers, shared memory, registered buffers, other versions of NCCL."""
+Not part of `make test`: NCCL's sources are fetched from Debian (NCCL_SOURCE: a folder that has them, in whose build/ its objects
+then are), and CUDA 13's headers must be here. What it does not know: GPUs' kernels, peers, shared memory, registered buffers, other
+versions of NCCL."""
 
 from __future__ import annotations
 
@@ -74,22 +75,22 @@ def source() -> Path:
 
 
 def cuda_home() -> Path:
-    """The folder above the headers of CUDA that nvcc brings."""
+    """The folder above the headers of CUDA 13, which nvcc brings: earlier ones declare some calls otherwise."""
     nvcc = shutil.which("nvcc")
     places = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1], *Path("/usr/local").glob("cuda*")]
     for place in filter(None, places):
-        if (Path(place) / "include" / "cuda_runtime_api.h").exists():
+        header = Path(place) / "include" / "cuda_runtime_api.h"
+        if header.exists() and re.search(r"define CUDART_VERSION +13", header.read_text(errors="replace")):
             return Path(place)
-    raise SystemExit("no headers of CUDA: set CUDA_HOME")
+    raise SystemExit("no headers of CUDA 13: CUDA_HOME=/path/to/cuda-13.0 would be right")
 
 
 def objects(nccl: Path, cuda: Path) -> tuple[list[Path], list[str]]:
     """NCCL's host objects, compiled by its own Makefile, and the flags by which they were."""
-    makefile = nccl / "src" / "Makefile"
-    text = makefile.read_text()
-    if "objects-alone" not in text:
-        makefile.write_text(text + "\nobjects-alone: $(INCTARGETS) $(GIT_VERSION_FILE) $(LIBOBJ)\n\t@echo FLAGS $(CXXFLAGS)\n")
-    made = run("make", "-j", str(os.cpu_count()), "objects-alone", "CUDARTLIB=cudart", f"CUDA_HOME={cuda}",
+    more = FOLDER / "objects.mk"
+    more.write_text("objects-alone: $(INCTARGETS) $(GIT_VERSION_FILE) $(LIBOBJ)\n\t@echo FLAGS $(CXXFLAGS)\n")
+    made = run("make", "-f", "Makefile", "-f", more, "-j", str(os.cpu_count()), "objects-alone", "CUDARTLIB=cudart",
+               f"CUDA_HOME={cuda}",
                folder=nccl / "src")
     flags = next(line for line in made.stdout.splitlines() if line.startswith("FLAGS ")).split()[1:]
     there = nccl / "build" / "obj"
@@ -124,7 +125,7 @@ def layout(nccl: Path, compile_cc: list[str]) -> None:
 def link(parts: list[Path], library: Path) -> None:
     """What is missing still, kernels and what no host without a GPU calls, ends the process by its name."""
     command = ["g++", "-shared", "-Wl,-z,defs,--no-demangle,-soname,libnccl.so.2", "-o", library, *parts, "-lrt", "-ldl"]
-    tried = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    tried = subprocess.run([str(word) for word in command], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     missing = sorted(set(re.findall(r"undefined reference to `([^']+)'", tried.stderr)))
     stubs = FOLDER / "stubs.c"
     stubs.write_text("#include <stdio.h>\n#include <stdlib.h>\n" + "".join(
@@ -153,7 +154,8 @@ def build() -> Path:
         parts = [*several.map(compiled, ours)]
     library = FOLDER / "libnccl.so.2"
     link([*made, *tables(nccl, compile_cc), *parts], library)
-    run("gcc", "-std=c11", "-shared", *FLAGS, ROOT / "tests" / "cuda" / "nccl_host_nvml.c", "-o", FOLDER / "libnvidia-ml.so.1")
+    run("gcc", "-std=c11", "-shared", *FLAGS, "-I", ROOT, ROOT / "tests" / "cuda" / "nccl_host_nvml.c", "-o",
+        FOLDER / "libnvidia-ml.so.1")
     return library
 
 

@@ -1,6 +1,6 @@
 /* The part of the CUDA runtime and driver that NCCL's host code calls: device memory is the host's, copies are done at once,
- * streams and events know which kernels are not over. One device, without peers, graphs, memory pools of its own or virtual memory.
- * What is no more than a line has one. */
+ * streams and events know which kernels are not over, and what gives memory back waits for all kernels of its device. A process has
+ * HOST_DEVICES devices, without peers, graphs, memory pools of their own or virtual memory. What is no more than a line has one. */
 /* clang-format off */
 #include "tests/cuda/nccl_host.h"
 
@@ -63,6 +63,9 @@ unfinished(order *o)
 static void
 add(order *o, host_job *job)
 {
+    for (int i = 0; i < o->count; i++)
+        if (o->job[i] == job)
+            return;
     if (unfinished(o) == UNDER_WAY) {
         fprintf(stderr, "nccl_host.c: %d kernels before a stream: a larger UNDER_WAY would be right\n", UNDER_WAY);
         abort();
@@ -71,7 +74,7 @@ add(order *o, host_job *job)
 }
 
 void
-host_stream_add(const void *stream, host_job *job)
+tp_host_stream_add(const void *stream, host_job *job)
 {
     pthread_mutex_lock(&lock);
     add(order_of(stream), job);
@@ -109,6 +112,14 @@ follow(const void *to, const void *from, int instead)
     return cudaSuccess;
 }
 
+cudaError_t
+cudaDeviceSynchronize(void)
+{
+    while (tp_host_running() > 0)
+        usleep(200);
+    return cudaSuccess;
+}
+
 static void *
 new_handle(void)
 {
@@ -128,7 +139,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) NONE(e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return follow(e, s, 1); }
 cudaError_t cudaEventQuery(cudaEvent_t e) { return is_over(e) ? cudaSuccess : cudaErrorNotReady; }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) { return wait_for(e); }
-cudaError_t cudaDeviceSynchronize(void) OK
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) NONE(mode)
 
 cudaError_t
@@ -199,10 +209,10 @@ take(void *data)
 #define COPY(...) { __VA_ARGS__; OK }
 cudaError_t cudaMalloc(void **p, size_t n) { return give(p, n, 1); }
 cudaError_t cudaMallocAsync(void **p, size_t n, cudaStream_t s) { (void)s; return give(p, n, 1); }
-cudaError_t cudaFree(void *p) { return take(p); }
+cudaError_t cudaFree(void *p) { cudaDeviceSynchronize(); return take(p); }
 cudaError_t cudaFreeAsync(void *p, cudaStream_t s) { wait_for(s); return take(p); }
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags) { (void)flags; return give(p, n, 0); }
-cudaError_t cudaFreeHost(void *p) { return take(p); }
+cudaError_t cudaFreeHost(void *p) { cudaDeviceSynchronize(); return take(p); }
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags) { (void)n, (void)flags; NONE(p) }
 cudaError_t cudaHostUnregister(void *p) NONE(p)
 cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned flags) { *d = h; NONE(flags) }
@@ -260,14 +270,15 @@ attribute(int which)
          : which == CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING;
 }
 
-cudaError_t cudaGetDevice(int *d) { *d = 0; OK }
-cudaError_t cudaSetDevice(int d) NONE(d)
-cudaError_t cudaGetDeviceCount(int *n) { *n = 1; OK }
+_Thread_local int tp_host_device;
+cudaError_t cudaGetDevice(int *d) { *d = tp_host_device; OK }
+cudaError_t cudaSetDevice(int d) { tp_host_device = d; OK }
+cudaError_t cudaGetDeviceCount(int *n) { *n = HOST_DEVICES; OK }
 cudaError_t cudaDriverGetVersion(int *v) { *v = CUDA_VERSION; OK }
 cudaError_t cudaRuntimeGetVersion(int *v) { *v = CUDART_VERSION; OK }
 cudaError_t cudaDeviceGetAttribute(int *v, enum cudaDeviceAttr a, int d) { *v = attribute((int)a); NONE(d) }
-cudaError_t cudaDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, (size_t)n, "0000:01:00.0"); NONE(d) }
-cudaError_t cudaDeviceGetByPCIBusId(int *d, const char *s) { *d = 0; NONE(s) }
+cudaError_t cudaDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, (size_t)n, "0000:%02x:00.0", 1 + d); OK }
+cudaError_t cudaDeviceGetByPCIBusId(int *d, const char *s) { *d = (int)strtol(s + 5, NULL, 16) - 1; OK }
 cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { *can = 0; (void)a; NONE(b) }
 cudaError_t cudaDeviceEnablePeerAccess(int d, unsigned flags) { (void)flags; NONE(d) }
 cudaError_t cudaDeviceSetLimit(enum cudaLimit l, size_t v) { (void)v; NONE(l) }
@@ -293,12 +304,12 @@ cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *f)
     NONE(f)
 }
 
-/* `extra` is a list of names and values: where the arguments lie, and how many bytes. */
+/* `extra` is a list of names and values; the first says where the arguments lie. */
 static CUresult
 driver_launch(const CUlaunchConfig *config, CUfunction kernel, void **arguments, void **extra)
 {
     (void)kernel, (void)arguments;
-    host_stream_add(config->hStream, host_launch(config->gridDimX, extra[1], *(const size_t *)extra[3]));
+    tp_host_stream_add(config->hStream, tp_host_launch(config->gridDimX, extra[1]));
     return CUDA_SUCCESS;
 }
 
@@ -313,7 +324,7 @@ static CUresult driver_device(CUdevice *d, int which) { *d = which; return CUDA_
 static CUresult driver_attribute(int *v, CUdevice_attribute a, CUdevice d) { *v = attribute((int)a); (void)d; return CUDA_SUCCESS; }
 static CUresult driver_context(CUcontext *c) { *c = NULL; return CUDA_SUCCESS; }
 static CUresult driver_set_context(CUcontext c) { (void)c; return CUDA_SUCCESS; }
-static CUresult driver_context_device(CUdevice *d) { *d = 0; return CUDA_SUCCESS; }
+static CUresult driver_context_device(CUdevice *d) { *d = tp_host_device; return CUDA_SUCCESS; }
 
 /* Asked for the device of a pointer alone. */
 static CUresult

@@ -7,6 +7,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The device that the thread has chosen. Ranks that are threads of one process, which NCCL tells apart by their devices, begin with
+ * the one of their number. */
+extern _Thread_local int tp_host_device;
+#define HOST_DEVICES 16
+
 /* A kernel that was launched; never freed. */
 typedef struct {
     _Atomic int done;
@@ -14,9 +19,12 @@ typedef struct {
 
 /* Launch NCCL's kernel of so many blocks with these arguments (ncclDevKernelArgs and what follows). Never NULL. */
 host_job *
-host_launch(unsigned blocks, const void *args, size_t bytes);
+tp_host_launch(unsigned blocks, const void *args);
+/* Kernels of the thread's device that are not over. */
+int
+tp_host_running(void);
 /* What is given to that stream later comes after the job. */
 void
-host_stream_add(const void *stream, host_job *job);
+tp_host_stream_add(const void *stream, host_job *job);
 
 #endif

@@ -1,7 +1,7 @@
 /* NCCL's kernel for sends and receives, by host threads, and the calls of ours to NCCL, with faults (fake_faults.h). Where its
  * structs keep what is a header that tests/nccl_host.py makes of NCCL's own. Only the protocol "simple", between machines: an
  * operation is cut into chunks, each of which takes one of NCCL_STEPS parts of a connection's buffer (NCCL's sendrecv.h,
- * prims_simple.h). Data to be sent is read when the kernel is launched: emulated streams write over it at once. */
+ * prims_simple.h). All operations of a launch run at once, as no GPU has them that runs more batches than one. Data to be sent is read when the kernel is launched: emulated streams write over it at once. */
 #include "tests/cuda/nccl_host.h"
 
 #include <pthread.h>
@@ -12,12 +12,14 @@
 
 #include "cuda/dl_nccl.h"
 #include "nccl_host_layout.h"
+#include "tests/cuda/fake_emulator.h"
 #include "tests/cuda/fake_faults.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define FIELD(type, object, field) (*(type *)(void *)((char *)(object) + (field)))
 
-enum { COMMUNICATORS = 256, OPERATIONS = 64 };
+enum { INTERNAL_ERROR = 3 }; /* ncclResult_t */
+enum { COMMUNICATORS = 256, OPERATIONS = 64, BUFFERS_GIVEN = 64 };
 
 typedef struct {
     char *connection, *data, *copy;
@@ -28,6 +30,7 @@ typedef struct {
 typedef struct launch {
     struct launch *next;
     host_job *job;
+    int device;
     const volatile uint32_t *aborted;
     int count, receives;
     operation operation[OPERATIONS];
@@ -43,6 +46,7 @@ typedef struct { /* of one communicator, by its struct on the device: its launch
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static queue queues[COMMUNICATORS];
+static _Atomic int running[HOST_DEVICES];
 
 static void
 stop_at(int wrong, const char *why)
@@ -135,6 +139,7 @@ work(void *argument)
         pthread_mutex_lock(&lock);
         q->receives -= l->receives;
         l->job->done = 1;
+        running[l->device]--;
         free(l);
     }
     return NULL;
@@ -205,13 +210,14 @@ add_channel(launch *l, const char *args, int block, int channel)
 }
 
 host_job *
-host_launch(unsigned blocks, const void *args, size_t bytes)
+tp_host_launch(unsigned blocks, const void *args)
 {
     launch *l = calloc(1, sizeof *l);
     host_job *job = calloc(1, sizeof *job);
     const char *device = FIELD(char *, (size_t)args, ARGS_DEVICE);
-    (void)bytes;
     l->job = job;
+    l->device = tp_host_device;
+    running[l->device]++;
     l->aborted = FIELD(const volatile uint32_t *, (size_t)device, DEVICE_ABORTED);
     for (int channel = 0, block = 0; channel < 64; channel++)
         if (FIELD(uint64_t, (size_t)args, ARGS_CHANNELS) >> channel & 1 && (unsigned)block < blocks)
@@ -230,6 +236,12 @@ host_launch(unsigned blocks, const void *args, size_t bytes)
     return job;
 }
 
+int
+tp_host_running(void)
+{
+    return running[tp_host_device];
+}
+
 /* ---- our calls: those of the same name in libnccl are weak, and stand behind theirs with a p -------------------------------- */
 
 nc_init pncclCommInitRankConfig;
@@ -237,14 +249,52 @@ nc_split pncclCommSplit;
 nc_group pncclGroupEnd;
 nc_send pncclSend;
 nc_recv pncclRecv;
-nc_on_comm pncclCommFinalize, pncclCommAbort;
+nc_on_comm pncclCommFinalize, pncclCommAbort, pncclCommDestroy;
+nc_mem_alloc pncclMemAlloc;
+nc_mem_free pncclMemFree;
 nc_get_version pncclGetVersion;
 nc_get_async_error pncclCommGetAsyncError;
+
+/* As fake_nccl.c counts: sends and receives; aborts; misuses, which NCCL sees itself or does not; buffers that were not given back; buffers; communicators that live. */
+enum { CALLS, ABORTS, MISUSES, HELD, BUFFERS, LIVING, COUNTS };
+static _Atomic int counted[COUNTS];
+
+EXPORT int
+fake_nccl_count(int which)
+{
+    return counted[which];
+}
+
+/* Of those of ranks that are threads, no faults. */
+EXPORT void
+fake_nccl_set(int fail_at, int code, int stuck_at, int looks, int version)
+{
+    (void)looks, (void)version;
+    stop_at(fail_at != 0 || code != 0 || stuck_at != 0, "such faults are fake_nccl.c's");
+    for (int i = 0; i < COUNTS; i++)
+        counted[i] = i == HELD ? counted[i] : 0;
+}
+
+EXPORT void
+fake_nccl_refuse(int memory, int registration)
+{
+    stop_at(memory != 0 || registration != 0, "such faults are fake_nccl.c's");
+}
 
 /* What the call answers, unless it is to fail. */
 #define UNLESS_FAULT(name, ...)                                                                                                \
     int failed = fault(#name);                                                                                                 \
     return failed != NC_SUCCESS ? failed : p##name(__VA_ARGS__)
+
+/* The emulator is told what the stream reads or writes, and may see that another one would meanwhile (cuda/emu/order.h). */
+#define TOUCH(name, writes)                                                                                                    \
+    counted[CALLS]++;                                                                                                          \
+    find_emulator();                                                                                                           \
+    if (emulator.touch != NULL && emulator.touch(stream, #name, data, count, writes) != TP_OK) {                               \
+        fprintf(stderr, "%s\n", emulator.message());                                                                           \
+        return INTERNAL_ERROR;                                                                                                 \
+    }                                                                                                                          \
+    stop_at(type != NC_INT8, "only bytes")
 
 EXPORT int
 ncclGetVersion(int *out)
@@ -258,12 +308,15 @@ EXPORT int
 ncclCommInitRankConfig(nc_comm *out, int ranks, nc_id id, int rank, nc_config *config)
 {
     own_rank = rank;
+    tp_host_device = getenv("NCCL_HOST_THREADS") != NULL ? rank % HOST_DEVICES : tp_host_device;
+    counted[LIVING]++; /* one that is refused ends the test otherwise */
     UNLESS_FAULT(ncclCommInitRankConfig, out, ranks, id, rank, config);
 }
 
 EXPORT int
 ncclCommSplit(nc_comm c, int color, int key, nc_comm *out, nc_config *config)
 {
+    counted[LIVING]++;
     UNLESS_FAULT(ncclCommSplit, c, color, key, out, config);
 }
 
@@ -276,12 +329,14 @@ ncclGroupEnd(void)
 EXPORT int
 ncclSend(const void *data, size_t count, int type, int peer, nc_comm c, tp_stream stream)
 {
+    TOUCH(ncclSend, 0);
     UNLESS_FAULT(ncclSend, data, count, type, peer, c, stream);
 }
 
 EXPORT int
 ncclRecv(void *data, size_t count, int type, int peer, nc_comm c, tp_stream stream)
 {
+    TOUCH(ncclRecv, 1);
     UNLESS_FAULT(ncclRecv, data, count, type, peer, c, stream);
 }
 
@@ -296,7 +351,53 @@ ncclCommAbort(nc_comm c)
 {
     while (is_stuck("1"))
         pause();
+    counted[ABORTS]++;
+    counted[LIVING]--;
     return pncclCommAbort(c);
+}
+
+EXPORT int
+ncclCommDestroy(nc_comm c)
+{
+    counted[LIVING]--;
+    return pncclCommDestroy(c);
+}
+
+static void *given[BUFFERS_GIVEN]; /* by ncclMemAlloc, and not given back */
+
+/* Put `to` where `from` is. */
+static void
+note(const void *from, void *to, int change)
+{
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < BUFFERS_GIVEN && given[i] != from)
+        i++;
+    stop_at(i == BUFFERS_GIVEN && change > 0, "a larger BUFFERS_GIVEN would be right");
+    if (i < BUFFERS_GIVEN) {
+        given[i] = to;
+        counted[HELD] += change;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT int
+ncclMemAlloc(void **out, size_t bytes)
+{
+    int result = pncclMemAlloc(out, bytes);
+    if (result == NC_SUCCESS)
+        note(NULL, *out, 1);
+    counted[BUFFERS]++;
+    return result;
+}
+
+/* NCCL calls it itself too, for what it has. */
+EXPORT int
+ncclMemFree(void *memory)
+{
+    if (memory != NULL)
+        note(memory, NULL, -1);
+    return pncclMemFree(memory);
 }
 
 /* 0: no more than `left` receives of this rank, the last, are under way. */

@@ -1,4 +1,8 @@
-/* libnvidia-ml.so.1 for tests/nccl_host.py: one GPU of compute capability 9.0 without links. (nvml.h is not everywhere.) */
+/* libnvidia-ml.so.1 for tests/nccl_host.py: GPUs of compute capability 9.0 without links, as many as nccl_host.h has. (nvml.h is not everywhere.) */
+#include <stdlib.h>
+
+#include "tests/cuda/nccl_host.h"
+
 #define EXPORT __attribute__((visibility("default")))
 
 enum { DONE = 0, NOT_SUPPORTED = 3 };
@@ -24,33 +28,30 @@ nvmlErrorString(int result)
 EXPORT int
 nvmlDeviceGetCount(unsigned *out)
 {
-    *out = 1;
+    *out = HOST_DEVICES;
     return DONE;
 }
 
-static int the_device;
+static int devices[HOST_DEVICES];
 
 EXPORT int
 nvmlDeviceGetHandleByPciBusId(const char *at, void **out)
 {
-    (void)at;
-    *out = &the_device;
+    *out = &devices[strtol(at + 5, NULL, 16) - 1]; /* "0000:01:00.0" is the first */
     return DONE;
 }
 
 EXPORT int
 nvmlDeviceGetHandleByIndex(unsigned index, void **out)
 {
-    (void)index;
-    *out = &the_device;
+    *out = &devices[index];
     return DONE;
 }
 
 EXPORT int
 nvmlDeviceGetIndex(void *device, unsigned *out)
 {
-    (void)device;
-    *out = 0;
+    *out = (unsigned)((int *)device - devices);
     return DONE;
 }
 
