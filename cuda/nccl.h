@@ -1,12 +1,13 @@
 /* The communicator "nccl": the contract of comm.h on device memory. Calls enqueue; order is that of the device's streams.
  *
  * A channel is one direction of one pair of ranks that talk: activations from r to r + 1 (the last to the first too; of a second
- * copy of the model, and of stages that come back up the ranks, to r - 1), and gradients back. Each has a communicator of two
- * ranks (ncclCommSplit), a stream, and some slots, parts of the rank's one buffer from ncclMemAlloc, registered where the library
- * can. The compute stream copies a message into a slot, which is sent; it is received into a slot, which the compute stream copies
- * out right before the reader. So a sender's buffer may be written again at once, and a receive never overtakes the reader before
- * it. But a channel also waits until a slot has been read, which the program's proof under rendezvous (csrc/sched/check.c) does
- * not know: terapipe_c/slots.py says how many are enough for a program. TP_NCCL_SLOTS are, where micro-batches have few slices.
+ * copy of the model, and of stages that come back up the ranks, to r - 1), and gradients back. Each has a communicator of two ranks
+ * (ncclCommSplit; a rank that is in no pair of one has a communicator alone while ranks meet, and ends it at once), a stream, and
+ * some slots, parts of the rank's one buffer from ncclMemAlloc, registered where the library can. The compute stream copies a
+ * message into a slot, which is sent; it is received into a slot, which the compute stream copies out right before the reader. So a
+ * sender's buffer may be written again at once, and a receive never overtakes the reader before it. But a channel also waits until
+ * a slot has been read, which the program's proof under rendezvous (csrc/sched/check.c) does not know: terapipe_c/slots.py says how
+ * many are enough for a program. TP_NCCL_SLOTS are, where micro-batches have few slices.
  *
  * Why not fewer communicators: with one for all activations a rank's send would stand behind the receive before it. So it would
  * among communicators that share resources (ncclConfig_t.splitShare): the library launches those one after another on one stream
