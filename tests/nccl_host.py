@@ -90,8 +90,7 @@ def objects(nccl: Path, cuda: Path) -> tuple[list[Path], list[str]]:
     more = FOLDER / "objects.mk"
     more.write_text("objects-alone: $(INCTARGETS) $(GIT_VERSION_FILE) $(LIBOBJ)\n\t@echo FLAGS $(CXXFLAGS)\n")
     made = run("make", "-f", "Makefile", "-f", more, "-j", str(os.cpu_count()), "objects-alone", "CUDARTLIB=cudart",
-               f"CUDA_HOME={cuda}",
-               folder=nccl / "src")
+               f"CUDA_HOME={cuda}", folder=nccl / "src")
     flags = next(line for line in made.stdout.splitlines() if line.startswith("FLAGS ")).split()[1:]
     there = nccl / "build" / "obj"
     return sorted(path for path in there.rglob("*.o") if path.name not in ("client.o", "enhcompat.o")), flags

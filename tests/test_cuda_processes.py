@@ -28,7 +28,7 @@ OPTIONS = {"backend": "cuda", "dtype": "float32", "checkpoint_every": 1, "timeou
 def processes(emulation, monkeypatch, tmp_path):
     """Ranks of this test are processes that talk by that library. A file of data."""
     monkeypatch.setenv("TERAPIPE_NCCL", OWN or str(compile_fake(tmp_path, source="fake_nccl_processes")))
-    for name, value in {**OWN_SETTINGS, "TERAPIPE_NCCL_ONE_GPU": "1" if OWN else "0"}.items():
+    for name, value in (OWN_SETTINGS | {"TERAPIPE_NCCL_ONE_GPU": "1"} if OWN else {}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TERAPIPE_COMM", "nccl")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")

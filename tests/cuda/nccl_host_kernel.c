@@ -1,7 +1,8 @@
 /* NCCL's kernel for sends and receives, by host threads, and the calls of ours to NCCL, with faults (fake_faults.h). Where its
  * structs keep what is a header that tests/nccl_host.py makes of NCCL's own. Only the protocol "simple", between machines: an
  * operation is cut into chunks, each of which takes one of NCCL_STEPS parts of a connection's buffer (NCCL's sendrecv.h,
- * prims_simple.h). All operations of a launch run at once, as no GPU has them that runs more batches than one. Data to be sent is read when the kernel is launched: emulated streams write over it at once. */
+ * prims_simple.h). All operations of a launch run at once, where NCCL runs a channel's batches of eight one after another. Data to be
+ * sent is read when the kernel is launched: emulated streams write over it at once. */
 #include "tests/cuda/nccl_host.h"
 
 #include <pthread.h>
@@ -255,7 +256,8 @@ nc_mem_free pncclMemFree;
 nc_get_version pncclGetVersion;
 nc_get_async_error pncclCommGetAsyncError;
 
-/* As fake_nccl.c counts: sends and receives; aborts; misuses, which NCCL sees itself or does not; buffers that were not given back; buffers; communicators that live. */
+/* As fake_nccl.c counts: sends and receives; aborts; misuses, none, which NCCL sees itself or does not; buffers that were not given
+ * back; buffers; communicators that live. */
 enum { CALLS, ABORTS, MISUSES, HELD, BUFFERS, LIVING, COUNTS };
 static _Atomic int counted[COUNTS];
 
