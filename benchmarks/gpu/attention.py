@@ -99,6 +99,8 @@ SHAPES = [  # B, H, D, slices
     (2, 16, 128, [512, 512]),
     (1, 3, 80, [300, 1, 211]),
     (3, 2, 8, [100, 30]),
+    (64, 12, 64, [1, 1]),
+    (32, 8, 128, [3]),
 ]
 
 # What racecheck is shown instead, with the kernels to ask for: its time goes by accesses to shared memory and by launches, and all
@@ -127,9 +129,10 @@ RACED_WGMMA = [
 
 def bound(row):
     """Few columns or rows average few roundings: the emulator has 3.2e-3 at 8 and 16 columns, and 2.6e-3 to 3.1e-3 from draw to
-    draw in one head of 65 rows."""
-    few = row["head_dim"] < 32 or row["batch"] * row["heads"] * sum(row["slices"]) < 512
-    return BOUNDS[F32] if row["dtype"] == "f32" else 4e-3 if few else BOUNDS[BF16]
+    draw in one head of 65 rows. Fewer than 64 rows are held to what their two roundings to bf16, of dS and of the sum, can cost."""
+    rows = row["batch"] * row["heads"] * sum(row["slices"])
+    few = row["head_dim"] < 32 or rows < 512
+    return BOUNDS[F32] if row["dtype"] == "f32" else 2 * 2**-8 if rows < 64 else 4e-3 if few else BOUNDS[BF16]
 
 
 def errors(got, want):
@@ -151,7 +154,7 @@ def cases(kernels, wgmma=False):
 
 
 def right(kernels=((BF16, 1), (BF16, 2), (F32, 0)), wgmma=False):
-    """Every tile, both types, ragged slices, against float64; fails above 3e-3 (bf16; of few numbers 4e-3) or 1e-5 (fp32)."""
+    """Every tile, both types, ragged slices, against float64; fails above 1e-5 (fp32) or 3e-3 (bf16; of few numbers: bound)."""
     found = []
     for B, H, D, slices, asked in cases(kernels, wgmma):
         for dtype, groups in asked:
