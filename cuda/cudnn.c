@@ -159,13 +159,21 @@ tp_cudnn_has(const tp_cudnn *cudnn, const tp_attention *shape)
     return one != NULL && one->plan != NULL;
 }
 
+static tp_status
+run_plan(tp_cudnn *cudnn, const entry *one, const void *q, const void *k, const void *v, void *o, float *lse)
+{
+    tp_status status = tp_cudnn_plan_run(&cudnn->place, one->plan, q, k, v, o, lse, cudnn->workspace);
+    TP_TRY(tp_cuda_library_launched(cudnn->device, cudnn->stream, "cudnnBackendExecute", status != TP_OK));
+    return status;
+}
+
 tp_status
 tp_cudnn_forward(tp_cudnn *cudnn, const tp_attention *shape, const void *q, const void *k, const void *v, void *o, float *lse)
 {
     const entry *one = find(cudnn, shape);
     if (one == NULL || one->plan == NULL)
         return tp_fail(TP_EINTERNAL, "attention of a shape that was not prepared for cuDNN");
-    return tp_cudnn_plan_run(&cudnn->place, one->plan, q, k, v, o, lse, cudnn->workspace);
+    return run_plan(cudnn, one, q, k, v, o, lse);
 }
 
 /* ---- beside our kernel --------------------------------------------------------------------------------------------------------- */
@@ -198,7 +206,7 @@ run(tp_cudnn *cudnn, const entry *one, int ours, const void *q, const void *k, c
     TP_TRY(tp_cuda_memset(cudnn->device, cudnn->stream, cudnn->workspace, POISON, tp_cudnn_plan_workspace(one->plan)));
     TP_TRY(ours ? tp_cuda_attention_forward(cudnn->stream, TP_BF16, TP_ATTENTION_MMA, tp_cuda_multiprocessors(cudnn->device), s, q, k, v,
                                             o, lse)
-                : tp_cudnn_plan_run(&cudnn->place, one->plan, q, k, v, o, lse, cudnn->workspace));
+                : run_plan(cudnn, one, q, k, v, o, lse));
     TP_TRY(tp_cuda_copy(cudnn->device, cudnn->stream, to->o, o, o_bytes(s), TP_CUDA_TO_HOST));
     TP_TRY(tp_cuda_copy(cudnn->device, cudnn->stream, to->lse, lse, lse_bytes(s), TP_CUDA_TO_HOST));
     return tp_cuda_synchronize(cudnn->device, cudnn->stream);

@@ -440,12 +440,8 @@ tp_cudnn_plan_run(const tp_cudnn_place *place, const tp_cudnn_plan *plan, const 
         id[i] = i + 1;
     TP_TRY(check(dnn, dnn->create_descriptor(DN_VARIANT_PACK, &pack), "naming the arrays of a run"));
     tp_status status = fill(dnn, pack, id, pointer, TP_CUDNN_IDS - 1, workspace);
-    if (status == TP_OK) {
-        int answer = dnn->execute(place->handle, plan->plan, pack);
-        status = tp_cuda_launched("cudnnBackendExecute"); /* a lost device says more than cuDNN's "execution failed" */
-        if (status == TP_OK)
-            status = check(dnn, answer, "running a plan of attention");
-    }
+    if (status == TP_OK)
+        status = check(dnn, dnn->execute(place->handle, plan->plan, pack), "running a plan of attention");
     (void)dnn->destroy_descriptor(pack);
     return status;
 }

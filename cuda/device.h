@@ -127,6 +127,11 @@ tp_cuda_check(int error, const char *what);
 /* After a launch: remembers `kernel` (a literal) as the thread's last, and checks that the launch was taken. */
 TP_MUST_USE tp_status
 tp_cuda_launched(const char *kernel);
+/* After a call of a library that launches kernels: remembers it likewise, and where it `failed` asks the device, unless the stream
+ * captures: a lost device says more than "execution failed". The library has a CUDA runtime of its own, of whose errors ours knows
+ * nothing (cudaGetLastError: "in the same instance of the CUDA Runtime library"). OK: the failure is the library's. */
+TP_MUST_USE tp_status
+tp_cuda_library_launched(tp_cuda_device *device, tp_stream stream, const char *call, int failed);
 /* The calling thread's last kernel; "none" before the first. */
 const char *
 tp_cuda_last_kernel(void);

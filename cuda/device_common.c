@@ -124,6 +124,14 @@ tp_cuda_communication(tp_cuda_device *device)
     return device->communication;
 }
 
+tp_status
+tp_cuda_library_launched(tp_cuda_device *device, tp_stream stream, const char *call, int failed)
+{
+    int done;
+    tp_cuda_remember_kernel(call);
+    return failed && !tp_cuda_capturing(device, stream) ? tp_cuda_query(device, stream, &done) : TP_OK;
+}
+
 void
 tp_cuda_note(tp_cuda_device *device, tp_cuda_allocation *entry, void *memory, size_t bytes)
 {

@@ -137,7 +137,7 @@ tp_gemm_execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const 
                                   residual ? op->aux : y, p->c, y, p->d, algo, gemm->workspace, gemm->workspace_bytes,
                                   gemm->stream);
     TP_TRY(tp_cuda_leave(gemm->device));
-    TP_TRY(tp_cuda_launched("cublasLtMatmul")); /* a lost device says more than cublasLt's "execution failed" */
+    TP_TRY(tp_cuda_library_launched(gemm->device, gemm->stream, "cublasLtMatmul", answer != LT_SUCCESS));
     LT_TRY(answer, "cublasLtMatmul");
     return tp_gemm_behind(gemm, p, op, y);
 }

@@ -6,14 +6,6 @@
 
 #include "cuda/cudnn_graph.h"
 
-/* Nothing is launched. */
-tp_status
-tp_cuda_launched(const char *kernel)
-{
-    (void)kernel;
-    return TP_OK;
-}
-
 static int
 describe(const tp_cudnn_library *dnn, const char *json, dn_descriptor *out)
 {

@@ -97,15 +97,21 @@ tp_cuda_error_text(int error)
 }
 
 /* What every device call begins with: the injected break. */
-static tp_status
-enter(const char *what)
+int
+tp_emu_breaks(void)
 {
     int64_t left = atomic_load(&breaks_at);
     while (left > 0 && !atomic_compare_exchange_weak(&breaks_at, &left, left - 1))
         ;
     if (left == 1)
         atomic_store(&is_broken, 1);
-    return atomic_load(&is_broken) ? tp_cuda_check(TP_CUDA_ILLEGAL_ADDRESS, what) : TP_OK;
+    return atomic_load(&is_broken);
+}
+
+static tp_status
+enter(const char *what)
+{
+    return tp_emu_breaks() ? tp_cuda_check(TP_CUDA_ILLEGAL_ADDRESS, what) : TP_OK;
 }
 
 /* ---- the machine ---------------------------------------------------------------------------------------------------- */

@@ -342,7 +342,7 @@ matmul(lt_handle handle, lt_desc desc, const void *alpha, const void *a, lt_layo
 {
     const product *p = desc;
     (void)handle, (void)workspace_bytes;
-    int answer = check(p, a_layout, b_layout, c_layout, d_layout);
+    int answer = tp_emu_breaks() ? EXECUTION_FAILED : check(p, a_layout, b_layout, c_layout, d_layout);
     if (answer != LT_SUCCESS || !algo->data[0] || !workspace)
         return answer != LT_SUCCESS ? answer : INVALID;
     if (algo->data[0] == 1 && atomic_load(&flags) & TP_EMU_NO_FIRST_ALGORITHM)

@@ -25,6 +25,9 @@ tp_emu_get_machine(void);
  * for good: "illegal address", as a kernel's wild store would. 0: heals and never breaks. */
 void
 tp_emu_break(int64_t calls);
+/* A call of a library that uses the device, counted as a device call: 1 if the devices are broken. It says so by a status of its own. */
+int
+tp_emu_breaks(void);
 
 /* on 1: streams of a part of a device take no kernel. */
 void
