@@ -121,7 +121,8 @@ tp_cuda_driver_function(const char *name, int version, void **out);
 
 /* ---- errors --------------------------------------------------------------------------------------------------------- */
 
-/* What `what` returned (a cudaError_t), as a status; a sticky error names the last kernel launched by this thread. */
+/* What `what` returned (a cudaError_t), as a status; a sticky error names the last kernel launched by this thread, or
+ * where it has launched none by any. */
 TP_MUST_USE tp_status
 tp_cuda_check(int error, const char *what);
 /* After a launch: remembers `kernel` (a literal) as the thread's last, and checks that the launch was taken. */

@@ -1,10 +1,12 @@
 #include "cuda/faults.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-static _Thread_local const char *last_kernel = "none";
+static _Thread_local const char *last_kernel; /* NULL: none yet */
+static const char *_Atomic newest_kernel;     /* of all threads */
 static _Thread_local int in_use = -1; /* the device that this thread uses; -1: none yet */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char broken[400]; /* the first sticky error's text; "": none yet */
@@ -21,6 +23,14 @@ is_sticky(int error)
     return 0;
 }
 
+/* What has launched a kernel names its own. NCCL's watch launches none, looks every 50 ms, and is often the first to hear. */
+static const char *
+told_kernel(void)
+{
+    const char *kernel = last_kernel != NULL ? last_kernel : atomic_load_explicit(&newest_kernel, memory_order_relaxed);
+    return kernel != NULL ? kernel : "none";
+}
+
 static tp_status
 fail_sticky(int error, const char *what)
 {
@@ -30,7 +40,7 @@ fail_sticky(int error, const char *what)
     pthread_mutex_lock(&lock);
     if (!broken[0])
         snprintf(broken, sizeof broken, "%s%s: CUDA error %d (%s: %s) after kernel %s", what, where, error,
-                 tp_cuda_error_name(error), tp_cuda_error_text(error), last_kernel);
+                 tp_cuda_error_name(error), tp_cuda_error_text(error), told_kernel());
     snprintf(text, sizeof text, "%s", broken);
     pthread_mutex_unlock(&lock);
     return tp_fail(TP_ERUNTIME, "the device is lost to this process: %s; end the process and start again from its "
@@ -45,7 +55,7 @@ tp_cuda_check(int error, const char *what)
     if (is_sticky(error))
         return fail_sticky(error, what);
     return tp_fail(error == TP_CUDA_NO_MEMORY ? TP_EMEMORY : TP_ERUNTIME, "%s: CUDA error %d (%s: %s); last kernel: %s",
-                   what, error, tp_cuda_error_name(error), tp_cuda_error_text(error), last_kernel);
+                   what, error, tp_cuda_error_name(error), tp_cuda_error_text(error), told_kernel());
 }
 
 void
@@ -59,7 +69,7 @@ tp_cuda_forget_fault(void)
 const char *
 tp_cuda_last_kernel(void)
 {
-    return last_kernel;
+    return last_kernel != NULL ? last_kernel : "none";
 }
 
 void
@@ -72,6 +82,7 @@ void
 tp_cuda_remember_kernel(const char *kernel)
 {
     last_kernel = kernel;
+    atomic_store_explicit(&newest_kernel, kernel, memory_order_relaxed);
 }
 
 tp_status

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -407,6 +408,26 @@ def test_a_lost_device_stays_lost_and_is_named_with_the_cause(emulated):
     assert str(first.value) == str(second.value)
     emulated.emu_break(0)
     emulated.check(0, 64)
+
+
+def test_a_thread_that_launches_nothing_names_the_kernel_of_others(emulated):
+    """As NCCL's watch, which asks for events only and may hear first; what it says of a lost device is said ever after."""
+    emulated.check(0, 64)
+    emulated.exercise(0)                # the last of which is a graph's
+    told = []
+
+    def look():
+        emulated.emu_break(1)
+        try:
+            emulated.check(0, 64)
+        except tp.ExecutionError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    emulated.emu_break(0)
+    assert "after kernel of a graph;" in told[0]
 
 
 LISTS = """
