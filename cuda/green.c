@@ -89,9 +89,9 @@ part_event(void *context, int timed, tp_cuda_event *out)
 static tp_status
 split(const tp_green *green, int parts, const tp_green_resource *all, tp_green_resource groups[MOST_PARTS])
 {
-    unsigned total = all->is.sm.count, most = 0;
+    unsigned total = all->is.sm.count, most = 0, largest = total / (unsigned)parts / STEP * STEP;
     int refused = 0;
-    for (unsigned size = total / (unsigned)parts / STEP * STEP; size >= STEP; size -= STEP) {
+    for (unsigned size = largest < STEP ? STEP : largest; size >= STEP; size -= STEP) { /* of too many, how many could be */
         unsigned count = (unsigned)parts;
         tp_green_resource rest;
         int result = green->driver.split(groups, &count, all, &rest, 0, size);

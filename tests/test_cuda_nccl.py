@@ -580,7 +580,8 @@ def test_what_cannot_be_split_says_why():
     library, green = cuda_emu.library(), ctypes.c_void_p()
     library.tp_error_message.restype = ctypes.c_char_p
     for parts, driver, words in ((0, Driver(lambda least: 9), "parts is 0"), (33, Driver(lambda least: 9), "parts is 33"),
-                                 (20, Driver(lambda least: 9), "132 multiprocessors has no 20 equal parts"),
+                                 (20, Driver(lambda least: 132 // least), "132 multiprocessors has no 20 equal parts of at least "
+                                  "8: at most 16 groups"),
                                  (8, Driver(lambda least: 5), "at most 5 groups"),
                                  (2, Driver(lambda least: 9, fails="split"), "cuDevSmResourceSplitByCount: the driver answers 999"),
                                  (2, Driver(lambda least: 9, fails="create"), "cuGreenCtxCreate: the driver answers 999"),
