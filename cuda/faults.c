@@ -131,8 +131,13 @@ tp_cuda_check_capability(const tp_cuda_properties *properties)
 tp_status
 tp_cuda_refuse_bytes(int index, const char *what, size_t bytes, uint64_t free, uint64_t total)
 {
+    /* cudaMemGetInfo: "CUDA is not guaranteed to be able to allocate all of the memory that the OS reports as free" */
+    if (bytes <= free)
+        return tp_fail(TP_EMEMORY,
+                       "%s needs %zu bytes of device %d, which does not give them at once, though %llu of %llu are free; plan with "
+                       "memory_bytes below %zu", what, bytes, index, (unsigned long long)free, (unsigned long long)total, bytes);
     return tp_fail(TP_EMEMORY,
                    "%s needs %zu bytes of device %d, which has %llu free of %llu: %llu short; plan with "
                    "memory_bytes=%llu or less", what, bytes, index, (unsigned long long)free, (unsigned long long)total,
-                   (unsigned long long)(bytes > free ? bytes - free : 0), (unsigned long long)free);
+                   (unsigned long long)(bytes - free), (unsigned long long)free);
 }

@@ -44,7 +44,7 @@ tp_cuda_check_index(int index, int count);
 /* ERUNTIME unless the device has compute capability 8.0 or more (bf16 mma, cp.async: kernels are built for sm_80 on). */
 TP_MUST_USE tp_status
 tp_cuda_check_capability(const tp_cuda_properties *properties);
-/* EMEMORY: `what` needs `bytes`, the device has `free` of `total`. */
+/* EMEMORY: `what` needs `bytes`, the device has `free` of `total`, which may be as much: not all of it need be had. */
 tp_status
 tp_cuda_refuse_bytes(int index, const char *what, size_t bytes, uint64_t free, uint64_t total);
 /* Name the kernel that the calling thread launched last. */

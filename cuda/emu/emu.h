@@ -25,7 +25,7 @@ tp_emu_get_machine(void);
  * for good: "illegal address", as a kernel's wild store would. 0: heals and never breaks. */
 void
 tp_emu_break(int64_t calls);
-/* A call of a library that uses the device, counted as a device call: 1 if the devices are broken. It says so by a status of its own. */
+/* A call of a library that uses the device, counted as a device call: 1 if the devices are broken; it has a status for that. */
 int
 tp_emu_breaks(void);
 
