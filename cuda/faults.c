@@ -54,8 +54,12 @@ tp_cuda_check(int error, const char *what)
         return TP_OK;
     if (is_sticky(error))
         return fail_sticky(error, what);
-    return tp_fail(error == TP_CUDA_NO_MEMORY ? TP_EMEMORY : TP_ERUNTIME, "%s: CUDA error %d (%s: %s); last kernel: %s",
-                   what, error, tp_cuda_error_name(error), tp_cuda_error_text(error), told_kernel());
+    const char *built = error == TP_CUDA_NO_IMAGE || error == TP_CUDA_NO_FUNCTION
+                            ? "; the package was built for other GPUs: with this one's compute capability x 10 in "
+                              "TERAPIPE_CUDA_ARCHS, or without that, would be right"
+                            : "";
+    return tp_fail(error == TP_CUDA_NO_MEMORY ? TP_EMEMORY : TP_ERUNTIME, "%s: CUDA error %d (%s: %s); last kernel: %s%s",
+                   what, error, tp_cuda_error_name(error), tp_cuda_error_text(error), told_kernel(), built);
 }
 
 void

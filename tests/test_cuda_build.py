@@ -332,13 +332,14 @@ def test_machines_that_will_not_do(emulated, machine, message):
         emulated.check(0, 0)
 
 
-def test_a_forked_process_is_told_that_it_cannot_use_a_gpu(emulated):
-    """CUDA's word for it is that it could not be initialized."""
+def test_a_forked_process_and_a_build_for_other_gpus_are_told_what_would_be_right(emulated):
+    """CUDA's words for it are that it could not be initialized, and that there is no kernel image."""
     library = ctypes.CDLL(emulated.__file__)
     library.tp_error_message.restype = ctypes.c_char_p
     for error, told in ((3, True), (999, False)):
         assert library.tp_cuda_refuse_machine(13000, 13000, error, None) != 0
         assert ("multiprocessing's \"spawn\"" in library.tp_error_message().decode()) == told
+    assert library.tp_cuda_check(209, b"a call") != 0 and "in TERAPIPE_CUDA_ARCHS" in library.tp_error_message().decode()
 
 
 def test_no_device_in_sight_names_the_variable(emulated, monkeypatch):
@@ -426,10 +427,9 @@ def test_a_thread_that_launches_nothing_names_the_kernel_of_others(emulated):
 
     def look():
         emulated.emu_break(1)
-        try:
+        with pytest.raises(tp.ExecutionError) as error:
             emulated.check(0, 64)
-        except tp.ExecutionError as error:
-            told.append(str(error))
+        told.append(str(error.value))
 
     thread = threading.Thread(target=look)
     thread.start()
