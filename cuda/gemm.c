@@ -147,7 +147,7 @@ tp_gemm_execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const 
 static plan_key
 key_of(const tp_gemm *gemm, const tp_gemm_op *op)
 {
-    /* slices begin where they do, and must get the same algorithm */
+    /* slices begin where they do, and must get the same algorithm: by rows, gemm_key.h */
     return plan_key_of(op, gemm->options.reproducible ? 16 : 256);
 }
 

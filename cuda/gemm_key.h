@@ -19,15 +19,27 @@ plan_alignment(const void *pointer, int64_t most)
     return bytes < most ? bytes : most;
 }
 
+/* most 16: what every row of a matrix is aligned to, so that a slice has the key of all, whichever row it begins with. */
+static inline int64_t
+plan_rows_alignment(const void *first, int64_t stride, tp_dtype dtype, int64_t most)
+{
+    uintptr_t step = most == 16 ? (uintptr_t)stride * tp_dtype_bytes(dtype) : 0;
+    return plan_alignment((const void *)((uintptr_t)first | step), most);
+}
+
 static inline plan_key
 plan_key_of(const tp_gemm_op *op, int64_t most)
 {
+    tp_dtype of_y = op->kind == TP_GEMM_LINEAR_W ? TP_F32 : op->dtype;
     return (plan_key){
         .kind = op->kind, .dtype = op->dtype, .epilogue = op->epilogue, .accumulate = op->accumulate, .rows = op->rows,
         .n_in = op->n_in, .n_out = op->n_out, .x_stride = op->x_stride, .w_stride = op->w_stride,
-        .y_stride = op->y_stride, .aux_stride = op->aux ? op->aux_stride : 0, .align_x = plan_alignment(op->x, most),
-        .align_w = plan_alignment(op->w, most), .align_y = plan_alignment(op->y, most),
-        .align_aux = plan_alignment(op->aux, most), .align_bias = op->bias ? plan_alignment(op->bias, most) : 0,
+        .y_stride = op->y_stride, .aux_stride = op->aux ? op->aux_stride : 0,
+        .align_x = plan_rows_alignment(op->x, op->x_stride, op->dtype, most),
+        .align_w = plan_rows_alignment(op->w, op->w_stride, op->dtype, most),
+        .align_y = plan_rows_alignment(op->y, op->y_stride, of_y, most),
+        .align_aux = plan_rows_alignment(op->aux, op->aux ? op->aux_stride : 0, op->dtype, most),
+        .align_bias = op->bias ? plan_alignment(op->bias, most) : 0,
     };
 }
 

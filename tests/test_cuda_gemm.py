@@ -423,6 +423,35 @@ def test_plans_are_made_once_and_a_lost_device_is_told(cuda):
         lib.tp_cuda_close(device)
 
 
+@pytest.mark.parametrize("width", [5, 6, 8])
+def test_a_slice_has_the_algorithm_of_all_whichever_row_it_begins_with(cuda, width):
+    """Rows of 20 or 24 bytes begin on 16 now and then: as little as any row is aligned to counts for all."""
+    lib = cuda_emu.library()
+    lib.tp_gemm_workspace_bytes.restype, lib.tp_cuda_compute.restype = ctypes.c_size_t, ctypes.c_void_p
+    lib.tp_gemm_workspace_bytes.argtypes = lib.tp_cuda_compute.argtypes = [ctypes.c_void_p]
+    device, gemm, memory, workspace = (ctypes.c_void_p() for _ in range(4))
+    assert lib.tp_cuda_open(0, None, ctypes.byref(device)) == 0
+    size, asked = ctypes.c_size_t(lib.tp_gemm_workspace_bytes(device)), [ctypes.c_int64() for _ in range(3)]
+    assert lib.tp_cuda_alloc(device, ctypes.c_size_t(1 << 16), b"all", ctypes.byref(memory)) == 0
+    assert lib.tp_cuda_alloc(device, size, b"workspace", ctypes.byref(workspace)) == 0
+    options = (ctypes.c_int * 3)(0, 1, 0)  # reproducible
+    assert lib.tp_gemm_open(device, ctypes.c_void_p(lib.tp_cuda_compute(device)), options, workspace, ctypes.byref(gemm)) == 0
+    try:
+        lib.tp_emu_cublaslt_calls(*map(ctypes.byref, asked))
+        before, base = asked[0].value, memory.value or 0
+        for row in range(4):
+            op = Op(LINEAR, F32, NONE, 0, 4, width, width, base + 4 * row * width, width, base + 16384, width,
+                    base + 8192 + 4 * row * width, width, None, None, 0)  # fmt: skip
+            assert lib.tp_gemm_run(gemm, ctypes.byref(op)) == 0
+        lib.tp_emu_cublaslt_calls(*map(ctypes.byref, asked))
+        assert asked[0].value - before == 1
+    finally:
+        lib.tp_gemm_close(gemm)
+        for block in (memory, workspace):
+            lib.tp_cuda_free(device, block)
+        lib.tp_cuda_close(device)
+
+
 def test_our_declarations_are_cublaslts() -> None:
     """Where its header is installed: every constant, layout and prototype of cuda/dl_cublaslt.h."""
     folders = [Path(p) / "nvidia/cu13/include" for p in sys.path if p]
