@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from test_train import begin, meeting, mpich, plans  # noqa: F401
+from test_train import begin, close, meeting, mpich, plans  # noqa: F401
 
 from terapipe_c import _core
 from terapipe_c.job import neighbours
@@ -134,6 +134,23 @@ def test_who_comes_after_one_of_a_larger_world_hears_of_it_too():
     for error in (results[0], larger, late):
         assert isinstance(error, _core.InvalidValueError), error
         assert "rank 2 was started with 3 ranks where rank 0 has 2 ranks" in str(error)
+
+
+@pytest.mark.parametrize("host", ["127.0.1.1", "127.1", "localhost"])
+def test_ranks_meet_at_any_address_of_this_machine_alone(host):
+    """Debian gives a machine's own name 127.0.1.1, which `hostname -i` says: rank 0 listened at 127.0.0.1, whatever it was told."""
+    ends = meeting([{"rank": rank, "host": host} for rank in range(3)], 3, meeting_s=5.0)
+    assert [end for end in ends if isinstance(end, Exception)] == []
+    close(ends)
+
+
+def test_a_rank_meets_as_many_twins_as_there_are_replicas():
+    """Who called it with 64 others at the same moment was sent away, and took that for a connection: the meeting failed."""
+    ranks = 72
+    pairs = bytes(0 in divmod(pair, ranks) for pair in range(ranks * ranks))    # with rank 0 alone: descriptors are few
+    ends = meeting([{"rank": rank, "pairs": pairs} for rank in range(ranks)], ranks, meeting_s=5.0)
+    assert [end for end in ends if isinstance(end, Exception)] == []
+    close(ends)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

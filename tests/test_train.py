@@ -292,12 +292,12 @@ def meeting(changes, ranks=2, meeting_s=20.0, port=None):
     port, results = port or free_port(), [None] * len(changes)
 
     def one(i):
-        options = {"rank": i, "ranks": ranks, "token": "a", "version": "1", "plan": "x", **changes[i]}
+        options = {"rank": i, "ranks": ranks, "host": "127.0.0.1", "token": "a", "version": "1", "plan": "x", **changes[i]}
         count = options.pop("ranks")
+        pairs = options.pop("pairs", neighbours(count))
         region = _core.Region.create(count, bytes(count * count), 0, 64, False)
         try:
-            results[i] = _core.tcp_comm(region, host="127.0.0.1", port=port, pairs=neighbours(count), max_gather_bytes=64,
-                                        meeting_s=meeting_s, **options)
+            results[i] = _core.tcp_comm(region, port=port, pairs=pairs, max_gather_bytes=64, meeting_s=meeting_s, **options)
         except Exception as error:
             results[i] = error
 

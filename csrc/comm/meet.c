@@ -20,6 +20,7 @@
 #define GUESTS    64                    /* callers who have not yet said all of their greeting */
 #define SECOND    1000000000ll
 #define PATIENCE  (5 * SECOND)  /* with a caller who says nothing */
+#define CROWDED   SECOND      /* the same where there is no room for others */
 #define ACK_NS    (3 * SECOND)  /* for rank 0's ack; it is quick unless the port is somebody else's */
 #define RETRY_NS  (SECOND / 20)
 #define TICK_NS   (SECOND / 4)  /* between two looks at the abort */
@@ -86,14 +87,12 @@ dismiss(lobby *l, int i, int hang_up)
     l->guests[i] = l->guests[--l->count];
 }
 
+/* Whom there is no room for waits outside: who calls with a word and is sent away for others would not know. */
 static void
 admit(lobby *l)
 {
-    for (int fd; (fd = tp_socket_accept(l->listener)) >= 0;) {
-        if (l->count == GUESTS)
-            dismiss(l, 0, 1);
+    for (int fd; l->count < GUESTS && (fd = tp_socket_accept(l->listener)) >= 0;)
         l->guests[l->count++] = (guest){.fd = fd, .until = tp_clock_ns() + PATIENCE};
-    }
 }
 
 /* Read what a guest says: 1 when its greeting is whole, 0 when more must come, -1 when it is a stranger. */
@@ -118,12 +117,12 @@ next_greeting(lobby *l, int64_t until, greeting *said, int *fd)
     struct pollfd wanted[GUESTS + 1];
     *fd = -1;
     do {
-        wanted[0] = (struct pollfd){.fd = l->listener, .events = POLLIN};
+        wanted[0] = (struct pollfd){.fd = l->count < GUESTS ? l->listener : -1, .events = POLLIN};
         for (int i = 0; i < l->count; i++)
             wanted[i + 1] = (struct pollfd){.fd = l->guests[i].fd, .events = POLLIN};
         if (poll(wanted, (nfds_t)l->count + 1, tp_socket_ms(until)) < 0 && errno != EINTR)
             return tp_fail(TP_EIO, "poll: %s", strerror(errno));
-        int64_t now = tp_clock_ns();
+        int64_t now = tp_clock_ns() + (l->count < GUESTS ? 0 : PATIENCE - CROWDED);
         for (int i = l->count - 1; i >= 0; i--) {
             int heard = wanted[i + 1].revents ? listen_to(&l->guests[i]) : 0;
             if (heard > 0) {
@@ -534,8 +533,8 @@ static tp_status
 hold(meeting *m)
 {
     const tp_tcp_config *config = m->config;
-    int first = config->rank == 0, loopback = tp_socket_is_loopback(config->host);
-    TP_TRY(tp_socket_listen(loopback, first ? config->port : 0, first ? config->ports : 1, &m->lobby.listener, &m->port));
+    int first = config->rank == 0;
+    TP_TRY(tp_socket_listen(config->host, first ? config->port : 0, first ? config->ports : 1, &m->lobby.listener, &m->port));
     m->own.port = (uint16_t)m->port;
     if (first) {
         TP_TRY(receive_all(m));

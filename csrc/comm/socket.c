@@ -1,5 +1,6 @@
 #include "csrc/comm/socket.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -66,12 +67,6 @@ tp_socket_read(int fd, void *data, size_t bytes, int64_t deadline_ns)
     return 0;
 }
 
-int
-tp_socket_is_loopback(const char *host)
-{
-    return strcmp(host, "::1") == 0 ? AF_INET6 : strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ? AF_INET : 0;
-}
-
 void
 tp_socket_look_up(const char *host, struct addrinfo **addresses, const char **why)
 {
@@ -85,8 +80,24 @@ tp_socket_look_up(const char *host, struct addrinfo **addresses, const char **wh
         *why = failure == EAI_SYSTEM ? strerror(errno) : gai_strerror(failure);
 }
 
+/* The family of addresses of a host that means this machine alone, else 0. Of IPv4 all 127.x.y.z do: Debian gives a machine's own
+ * name 127.0.1.1. */
 static int
-listen_at(int loopback, int family, int port)
+loopback_of(const char *host, struct in_addr *v4)
+{
+    v4->s_addr = htonl(INADDR_LOOPBACK);
+    if (strcmp(host, "::1") == 0)
+        return AF_INET6;
+    if (strncmp(host, "127.", 4) == 0)
+        (void)inet_aton(host, v4);
+    else if (strcmp(host, "localhost") != 0)
+        return 0;
+    return AF_INET;
+}
+
+/* loopback: an address of this machine alone; NULL: all interfaces. */
+static int
+listen_at(const struct in_addr *loopback, int family, int port)
 {
     struct sockaddr_storage at = {0};
     socklen_t bytes;
@@ -95,12 +106,12 @@ listen_at(int loopback, int family, int port)
         return -1;
     if (family == AF_INET6) { /* all interfaces: both kinds of address */
         struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-        v6.sin6_addr = loopback ? in6addr_loopback : in6addr_any;
+        v6.sin6_addr = loopback != NULL ? in6addr_loopback : in6addr_any;
         memcpy(&at, &v6, bytes = sizeof v6);
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
     } else {
         struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-        v4.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+        v4.sin_addr.s_addr = loopback != NULL ? loopback->s_addr : htonl(INADDR_ANY);
         memcpy(&at, &v4, bytes = sizeof v4);
     }
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes); /* a port of a run that has just ended */
@@ -128,12 +139,14 @@ port_of(int fd)
 }
 
 tp_status
-tp_socket_listen(int loopback, int port, int ports, int *fd, int *found)
+tp_socket_listen(const char *host, int port, int ports, int *fd, int *found)
 {
+    struct in_addr v4;
+    int family = loopback_of(host, &v4);
     for (int i = 0; i < ports; i++) {
-        *fd = listen_at(loopback != 0, loopback != 0 ? loopback : AF_INET6, port + i);
-        if (*fd < 0 && loopback == 0 && errno != EADDRINUSE) /* a machine without IPv6 */
-            *fd = listen_at(0, AF_INET, port + i);
+        *fd = listen_at(family != 0 ? &v4 : NULL, family != 0 ? family : AF_INET6, port + i);
+        if (*fd < 0 && family == 0 && errno != EADDRINUSE) /* a machine without IPv6 */
+            *fd = listen_at(NULL, AF_INET, port + i);
         if (*fd >= 0) {
             *found = port_of(*fd);
             return TP_OK;

@@ -17,18 +17,14 @@ tp_socket_read(int fd, void *data, size_t bytes, int64_t deadline_ns);
 int
 tp_socket_ms(int64_t deadline_ns);
 
-/* The family of addresses (AF_INET, AF_INET6) of a name that means this machine alone: nothing is opened to the
- * network; else 0. */
-int
-tp_socket_is_loopback(const char *host);
 /* Addresses of the host for TCP as they are now, in place of *addresses (NULL: the first time), ended by freeaddrinfo. Where none
  * are known, those stay that were; *why there never were any. */
 void
 tp_socket_look_up(const char *host, struct addrinfo **addresses, const char **why);
-/* Listen at the first free one of so many ports (port 0: any), on this machine's loopback of that family or, 0, on all its
- * interfaces; *found is the port. EIO. */
+/* Listen at the first free one of so many ports (port 0: any): where the host is an address, or "localhost", that means this machine
+ * alone, at that, so that nothing is opened to the network; else on all its interfaces. *found is the port. EIO. */
 TP_MUST_USE tp_status
-tp_socket_listen(int loopback, int port, int ports, int *fd, int *found);
+tp_socket_listen(const char *host, int port, int ports, int *fd, int *found);
 /* Put a port into an address. */
 void
 tp_socket_with_port(struct sockaddr_storage *at, int port);
