@@ -282,3 +282,17 @@ def test_a_model_of_too_many_layers_is_refused_before_its_blocks_are_listed(plan
     model = tp.GPTConfig(n_layer=10**9, n_head=1, n_embd=8, vocab_size=61, block_size=24)
     with pytest.raises(ValueError, match="n_layer is 1000000000: at most 16000 would be right"):
         tp.plan(model, tp.Cluster.local(), batch=1, seq_len=24, stages=2, planner=planner)
+
+
+@pytest.mark.parametrize(("width", "batch", "micros", "words"), [
+    (2**31 - 1, 1, 1, "the model has 1.11e+20 parameters: at most 9.01e+15 would be right"),
+    (2**12, 65536, 1, "1 micro-batches of up to 65536 sequences of 2147483647 tokens are 3.46e+18 numbers"),
+    (2**16, 65536, 65536, "65536 micro-batches of up to 1 sequences of 2147483647 tokens are 5.53e+19 numbers"),
+])
+def test_bytes_beyond_64_bits_are_refused(width, batch, micros, words):
+    """They were counted modulo 2^64: 1.8e21 bytes of parameters were 1.5e13, and fitted."""
+    model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=width, vocab_size=2, block_size=2**31 - 1 if batch > 1 else 2)
+    cluster = tp.Cluster(num_devices=2, memory_bytes=2**62, link_latency_s=1e-5, link_bandwidth_Bps=1e10, peak_flops=1e14)
+    with pytest.raises(tp.InvalidValueError, match=re.escape(words)):
+        tp.plan(model, cluster, batch=batch, seq_len=model.block_size, planner="uniform", schedule="gpipe",
+                slicing=[(batch // micros, [model.block_size])] * micros)

@@ -54,7 +54,9 @@ tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t
     TP_TRY(tp_slicing_open(seq_len, batch, 1, &batch, &one, &seq_len, &slicing));
     part.slicing = slicing;
     tp_stage_bytes found;
-    tp_status status = config->provider->stage->bytes(&part, &config->device, &found);
+    tp_status status = tp_slicing_check(slicing, &config->model);
+    if (status == TP_OK)
+        status = config->provider->stage->bytes(&part, &config->device, &found);
     *bytes = status == TP_OK ? (int64_t)found.guest : 0;
     tp_slicing_close(slicing);
     return status;

@@ -144,6 +144,7 @@ tp_engine_check_shape(const tp_engine_config *config)
     const tp_program *program = config->program;
     int copies = program->copies;
     TP_TRY(tp_model_check(&config->model));
+    TP_TRY(tp_slicing_check(config->slicing, &config->model));
     if (config->rank < 0 || config->rank >= program->ranks)
         return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", config->rank, program->ranks - 1);
     if (config->device.threads < 1 || config->device.threads > TP_TEAM_MOST)

@@ -20,6 +20,9 @@ tp_model_check(const tp_model *model)
                        model->n_embd);
     if (model->n_layer > TP_MODEL_LAYERS)
         return tp_fail(TP_EVALUE, "n_layer is %d: at most %d would be right", model->n_layer, TP_MODEL_LAYERS);
+    double params = (double)model->n_embd * (12.0 * model->n_embd * model->n_layer + 2.0 * model->vocab_size + model->block_size);
+    if (params > TP_MODEL_PARAMS)
+        return tp_fail(TP_EVALUE, "the model has %.3g parameters: at most %.3g would be right", params, TP_MODEL_PARAMS);
     return TP_OK;
 }
 

@@ -10,6 +10,10 @@
 #include "csrc/base/status.h"
 
 #define TP_MODEL_LAYERS 16000 /* most: stages and blocks are 16-bit in the IR */
+/* Most, so that no sum of bytes is beyond 64 bits: parameters, of 16 bytes and more each; and numbers that all slots of a step hold
+ * between the model's blocks, with each of which come 19 more of an FFN's. */
+#define TP_MODEL_PARAMS 0x1p53
+#define TP_MODEL_NUMBERS 0x1p53
 
 typedef enum { TP_EMBEDDING, TP_ATTENTION, TP_FFN, TP_HEAD, TP_BLOCK_KINDS } tp_block_kind;
 
@@ -19,7 +23,7 @@ typedef struct {
     int32_t tie_weights;  /* 0 or 1: the head multiplies with wte */
 } tp_model;
 
-/* EVALUE naming the field, its value and what would be right (n_head divides n_embd, all >= 1). */
+/* EVALUE naming the field, its value and what would be right (n_head divides n_embd, all >= 1, no more than TP_MODEL_PARAMS). */
 TP_MUST_USE tp_status
 tp_model_check(const tp_model *model);
 int
@@ -86,6 +90,9 @@ tp_slicing_open(int32_t seq_len, int32_t batch, int32_t micros, const int32_t *b
  * laid out half by half. EVALUE: it has one sequence, or several slices. */
 TP_MUST_USE tp_status
 tp_slicing_halve(tp_slicing *slicing, int micro);
+/* EVALUE where a step of this model has more than TP_MODEL_NUMBERS. */
+TP_MUST_USE tp_status
+tp_slicing_check(const tp_slicing *slicing, const tp_model *model);
 /* Row of token t of sequence s in the buffers of a micro-batch, and the rows from there to the sequence's next token. */
 static inline int64_t
 tp_micro_row_step(const tp_micro *micro, int64_t s)

@@ -80,6 +80,18 @@ tp_slicing_halve(tp_slicing *slicing, int micro)
     return TP_OK;
 }
 
+tp_status
+tp_slicing_check(const tp_slicing *slicing, const tp_model *model)
+{
+    double rows = (double)slicing->micros * slicing->max_batch * slicing->seq_len;
+    double numbers = rows * model->n_embd * tp_model_blocks(model);
+    if (numbers <= TP_MODEL_NUMBERS)
+        return TP_OK;
+    return tp_fail(TP_EVALUE, "%d micro-batches of up to %d sequences of %d tokens are %.3g numbers between the model's %d blocks: "
+                   "at most %.3g would be right", slicing->micros, slicing->max_batch, slicing->seq_len, numbers,
+                   tp_model_blocks(model), TP_MODEL_NUMBERS);
+}
+
 void
 tp_slicing_close(tp_slicing *slicing)
 {

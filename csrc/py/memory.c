@@ -248,7 +248,9 @@ stage_memory(PyObject *module, PyObject *args)
     config.slicing = cut;
     config.saves = ways.buf;
     tp_stage_bytes bytes;
-    tp_status status = provider->stage->bytes(&config, &device, &bytes);
+    tp_status status = tp_slicing_check(cut, &config.model);
+    if (status == TP_OK)
+        status = provider->stage->bytes(&config, &device, &bytes);
     PyBuffer_Release(&ways);
     tp_slicing_close(cut);
     return status == TP_OK ? PyLong_FromSize_t(bytes.memory) : tp_py_raise(state, status);
