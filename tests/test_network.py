@@ -153,6 +153,23 @@ def test_a_rank_meets_as_many_twins_as_there_are_replicas():
     close(ends)
 
 
+def test_who_has_no_descriptor_for_a_rank_says_so():
+    """It said that ranks did not come, after it had looked for them without a pause until it gave up."""
+    port = free_port()
+    code = f"""if True:
+        import resource
+        from terapipe_c import _core
+        resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+        region = _core.Region.create(40, bytes(1600), 0, 64, False)
+        _core.tcp_comm(region, 0, "127.0.0.1", {port}, bytes(1600), 64, token="a", version="1", plan="x", meeting_s=20.0)
+    """
+    first = subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True)
+    ends = meeting([{"rank": rank} for rank in range(1, 40)], 40, port=port, meeting_s=5.0)
+    words = "rank 0 cannot take one more connection (Too many open files): more open files (ulimit -n) would be right"
+    assert first.communicate(timeout=60)[1].rstrip().endswith(words)
+    assert sum(str(end) == words for end in ends) > 15
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c_ends_the_wait_for_who_has_not_come(plans, rank):  # noqa: F811
     """As soon as all other waits: it took until the others were given up."""

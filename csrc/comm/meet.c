@@ -87,12 +87,15 @@ dismiss(lobby *l, int i, int hang_up)
     l->guests[i] = l->guests[--l->count];
 }
 
-/* Whom there is no room for waits outside: who calls with a word and is sent away for others would not know. */
-static void
+/* Whom there is no room for waits outside: who calls with a word and is sent away for others would not know. Called where somebody
+ * waits; -1: there is no descriptor for them. */
+static int
 admit(lobby *l)
 {
-    for (int fd; l->count < GUESTS && (fd = tp_socket_accept(l->listener)) >= 0;)
+    int fd = 0, before = l->count;
+    while (l->count < GUESTS && (fd = tp_socket_accept(l->listener)) >= 0)
         l->guests[l->count++] = (guest){.fd = fd, .until = tp_clock_ns() + PATIENCE};
+    return l->count == before && fd < 0 && (errno == EMFILE || errno == ENFILE) ? -1 : 0;
 }
 
 /* Read what a guest says: 1 when its greeting is whole, 0 when more must come, -1 when it is a stranger. */
@@ -112,8 +115,9 @@ listen_to(guest *g)
 
 /* The next whole greeting before `until`, with its connection; *fd = -1: none came. */
 static tp_status
-next_greeting(lobby *l, int64_t until, greeting *said, int *fd)
+next_greeting(meeting *m, int64_t until, greeting *said, int *fd)
 {
+    lobby *l = &m->lobby;
     struct pollfd wanted[GUESTS + 1];
     *fd = -1;
     do {
@@ -134,7 +138,9 @@ next_greeting(lobby *l, int64_t until, greeting *said, int *fd)
             if (heard < 0 || now > l->guests[i].until)
                 dismiss(l, i, 1);
         }
-        admit(l);
+        if (wanted[0].revents && admit(l) < 0)
+            return tp_fail(TP_EIO, "rank %d cannot take one more connection (%s): more open files (ulimit -n) would be right",
+                           m->config->rank, strerror(errno));
     } while (tp_clock_ns() < until);
     return TP_OK;
 }
@@ -146,13 +152,6 @@ is_on(const meeting *m)
     int rank;
     char text[512];
     return tp_region_aborted(m->region, &rank, text) == TP_OK ? TP_OK : tp_fail(TP_EABORTED, "%s", text);
-}
-
-static int
-hung_up(int fd)
-{
-    struct pollfd one = {.fd = fd, .events = POLLRDHUP};
-    return poll(&one, 1, 0) > 0;
 }
 
 static int64_t
@@ -261,7 +260,7 @@ place(meeting *m, const greeting *said, int fd)
         close(fd);
         return;
     }
-    if (!larger && control[rank] >= 0 && hung_up(control[rank])) { /* it grew impatient and called again */
+    if (!larger && control[rank] >= 0 && tp_socket_hung_up(control[rank])) { /* it grew impatient and called again */
         close(control[rank]);
         control[rank] = -1;
     }
@@ -294,7 +293,7 @@ gather_ranks(meeting *m)
         greeting said;
         int fd;
         TP_TRY(is_on(m));
-        TP_TRY(next_greeting(&m->lobby, sooner(until, tp_clock_ns() + TICK_NS), &said, &fd));
+        TP_TRY(next_greeting(m, sooner(until, tp_clock_ns() + TICK_NS), &said, &fd));
         if (fd < 0)
             continue;
         place(m, &said, fd);
@@ -509,7 +508,7 @@ wait_for_callers(meeting *m)
         greeting said;
         int fd;
         TP_TRY(is_on(m));
-        TP_TRY(next_greeting(&m->lobby, tp_clock_ns() + TICK_NS, &said, &fd));
+        TP_TRY(next_greeting(m, tp_clock_ns() + TICK_NS, &said, &fd));
         if (fd >= 0 && said.kind == GREET_DATA && memcmp(said.token, m->table->token, TP_TCP_WORD) == 0 &&
             said.rank > config->rank && said.rank < config->ranks && m->links->data[said.rank] < 0 &&
             tp_tcp_talk(config, config->rank, said.rank)) {
@@ -521,7 +520,7 @@ wait_for_callers(meeting *m)
         if (fd >= 0)
             close(fd);
         for (int rank = 0; rank < config->ranks; rank++)
-            if (m->links->control[rank] >= 0 && hung_up(m->links->control[rank]))
+            if (m->links->control[rank] >= 0 && tp_socket_hung_up(m->links->control[rank]))
                 return tp_fail(TP_ECONNECTION, "rank %d left during the meeting", rank);
         if (tp_clock_ns() > m->deadline + 2 * LATE_NS)
             return not_called(m, wanted);

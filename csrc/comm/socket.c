@@ -212,6 +212,13 @@ tp_socket_accept(int listener)
     return accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 }
 
+int
+tp_socket_hung_up(int fd)
+{
+    struct pollfd one = {.fd = fd, .events = POLLRDHUP};
+    return poll(&one, 1, 0) > 0;
+}
+
 void
 tp_socket_tune(int fd, int64_t silent_ns, int buffer_bytes)
 {

@@ -37,6 +37,9 @@ tp_socket_call(const struct sockaddr *address, socklen_t bytes, int64_t deadline
 /* A waiting connection, or -1. */
 int
 tp_socket_accept(int listener);
+/* Has the other end closed, or is it lost? */
+int
+tp_socket_hung_up(int fd);
 /* Small messages at once; a peer whose machine has not answered for so long is noticed while nothing is on its way to it; buffers
  * as asked (0: as they are). */
 void
