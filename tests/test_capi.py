@@ -229,3 +229,27 @@ def test_refusals_do_not_leak(name: str) -> None:
             assert not all(growth() >= 100 for _ in range(3)), f"{name}(*{args}, **{kwargs}) leaks"
     finally:
         gc.unfreeze()
+
+
+def test_a_list_may_be_emptied_while_its_numbers_are_read() -> None:
+    """What came behind was read where it had lain."""
+    sizes: list[object] = []
+
+    class Clears:
+        def __index__(self) -> int:
+            sizes.clear()
+            return 2
+
+    sizes += [Clears(), *range(10**6, 10**6 + 6)]
+    with pytest.raises(_core.InvalidValueError, match="n_head is 1000000: a divisor of n_embd = 1000001"):
+        _core.model_params(sizes)  # type: ignore[arg-type]
+    micros = [(1, [4]) for _ in range(1000)]
+
+    class ClearsMicros:
+        def __index__(self) -> int:
+            micros.clear()
+            return 1
+
+    micros[0] = (ClearsMicros(), [4])  # type: ignore[assignment]
+    model = (1, 1, 8, 8, 8, 1, 1)
+    assert _core.stage_memory(model, (4, 1000, micros), 0, 4, 1, 1) > 0 and not micros

@@ -21,8 +21,8 @@ tp_socket_ms(int64_t deadline_ns);
  * are known, those stay that were; *why there never were any. */
 void
 tp_socket_look_up(const char *host, struct addrinfo **addresses, const char **why);
-/* Listen at the first free one of so many ports (port 0: any): where the host is an address, or "localhost", that means this machine
- * alone, at that, so that nothing is opened to the network; else on all its interfaces. *found is the port. EIO. */
+/* Listen at the first free one of so many ports (port 0: any): where the host is an address, or "localhost", that means this
+ * machine alone, at that, so that nothing is opened to the network; else on all its interfaces. *found is the port. EIO. */
 TP_MUST_USE tp_status
 tp_socket_listen(const char *host, int port, int ports, int *fd, int *found);
 /* Put a port into an address. */

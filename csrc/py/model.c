@@ -4,18 +4,28 @@
 
 #include <stdlib.h>
 
+/* A tuple that is ours: __index__ of an item may change the caller's list. */
+static PyObject *
+own_items(PyObject *object, const char *what)
+{
+    PyObject *items = PySequence_Tuple(object);
+    if (items == NULL && PyErr_ExceptionMatches(PyExc_TypeError))
+        PyErr_SetString(PyExc_TypeError, what);
+    return items;
+}
+
 int32_t *
 tp_py_int32s(PyObject *object, const char *what, Py_ssize_t *count)
 {
-    PyObject *items = PySequence_Fast(object, what);
+    PyObject *items = own_items(object, what);
     if (items == NULL)
         return NULL;
-    *count = PySequence_Fast_GET_SIZE(items);
+    *count = PyTuple_GET_SIZE(items);
     int32_t *values = malloc((size_t)(*count + 1) * sizeof *values);
     if (values == NULL)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; values != NULL && i < *count; i++) {
-        long value = PyLong_AsLong(PySequence_Fast_GET_ITEM(items, i));
+        long value = PyLong_AsLong(PyTuple_GET_ITEM(items, i));
         if (value == -1 && PyErr_Occurred()) {
             free(values);
             values = NULL;
@@ -53,7 +63,7 @@ tp_py_model(tp_py_state *state, PyObject *object, tp_model *out)
 static int
 flatten(PyObject *micros, int32_t **batches, int32_t **slices, int32_t **lengths)
 {
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(micros), total = 0;
+    Py_ssize_t count = PyTuple_GET_SIZE(micros), total = 0;
     *batches = malloc((size_t)(count + 1) * sizeof **batches);
     *slices = malloc((size_t)(count + 1) * sizeof **slices);
     *lengths = NULL;
@@ -62,7 +72,7 @@ flatten(PyObject *micros, int32_t **batches, int32_t **slices, int32_t **lengths
     for (Py_ssize_t q = 0; q < count; q++) {
         PyObject *cut;
         Py_ssize_t parts;
-        PyObject *pair = PySequence_Fast_GET_ITEM(micros, q);
+        PyObject *pair = PyTuple_GET_ITEM(micros, q);
         if (!PyTuple_Check(pair))
             return tp_py_invalid_type("a micro-batch of a slicing is (sequences, [slice lengths])"), -1;
         if (!PyArg_ParseTuple(pair, "iO", &(*batches)[q], &cut))
@@ -92,12 +102,12 @@ tp_py_slicing(tp_py_state *state, PyObject *object, tp_slicing **out)
     if (!PyArg_ParseTuple(object, "iiO;a slicing is (seq_len, batch, [(sequences, [lengths]), ...])", &seq_len, &batch,
                           &list))
         return -1;
-    PyObject *micros = PySequence_Fast(list, "a slicing's micro-batches are a list");
+    PyObject *micros = own_items(list, "a slicing's micro-batches are a list");
     if (micros == NULL)
         return -1;
     int32_t *batches = NULL, *slices = NULL, *lengths = NULL;
     if (flatten(micros, &batches, &slices, &lengths) == 0) {
-        tp_status status = tp_slicing_open(seq_len, batch, (int32_t)PySequence_Fast_GET_SIZE(micros), batches, slices,
+        tp_status status = tp_slicing_open(seq_len, batch, (int32_t)PyTuple_GET_SIZE(micros), batches, slices,
                                            lengths, out);
         if (status == TP_OK)
             failed = 0;
