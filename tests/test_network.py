@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -151,6 +152,20 @@ def test_a_rank_meets_as_many_twins_as_there_are_replicas():
     ends = meeting([{"rank": rank, "pairs": pairs} for rank in range(ranks)], ranks, meeting_s=5.0)
     assert [end for end in ends if isinstance(end, Exception)] == []
     close(ends)
+
+
+def test_words_without_an_end_are_read_to_theirs():
+    """What lies behind them was told with them."""
+    ends, port = [], free_port()
+    first = threading.Thread(target=lambda: ends.extend(meeting([{}], port=port)))
+    first.start()
+    with socket.socket() as other:
+        while other.connect_ex(("127.0.0.1", port)) != 0:
+            assert first.is_alive()
+        words = [word.ljust(64, b"\0") for word in (b"a", b"v" * 64, b"p" * 64)]
+        other.sendall(struct.pack("=QiiiHH64s64s64s", 0x31706374705F7074, 0, 1, 2, 9, 0, *words))
+        first.join()
+    assert f"rank 1 was started with version {'v' * 63} of terapipe_c where rank 0 has version 1 of" in str(ends[0])
 
 
 def test_who_has_no_descriptor_for_a_rank_says_so():

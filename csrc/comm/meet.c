@@ -110,6 +110,7 @@ listen_to(guest *g)
     g->got += (size_t)got;
     if (g->got >= sizeof g->said.magic && g->said.magic != MAGIC)
         return -1;
+    g->said.version[TP_TCP_WORD - 1] = g->said.plan[TP_TCP_WORD - 1] = 0; /* they come without an end, perhaps */
     return g->got == sizeof g->said;
 }
 
