@@ -168,6 +168,35 @@ def test_words_without_an_end_are_read_to_theirs():
     assert f"rank 1 was started with version {'v' * 63} of terapipe_c where rank 0 has version 1 of" in str(ends[0])
 
 
+def test_who_was_not_heard_for_long_and_calls_again_is_waited_for():
+    """Rank 0 was stopped, and took a call that had been given up for the rank, which then had left before it came again."""
+    port = free_port()
+    code = f"""if True:
+        from terapipe_c import _core
+        region = _core.Region.create(2, bytes(4), 0, 64, False)
+        comm = _core.tcp_comm(region, 0, "127.0.0.1", {port}, bytes(4), 64, token="a", version="1", plan="x", meeting_s=30.0)
+        comm.barrier()
+    """
+    first = subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True)
+    try:
+        other = socket.socket()
+        while other.connect_ex(("127.0.0.1", port)) != 0:
+            assert first.poll() is None
+        first.send_signal(signal.SIGSTOP)
+        words = [word.ljust(64, b"\0") for word in (b"a", b"1", b"x")]
+        other.sendall(struct.pack("=QiiiHH64s64s64s", 0x31706374705F7074, 0, 1, 2, 9, 0, *words))
+        other.close()
+        first.send_signal(signal.SIGCONT)
+        late, = meeting([{"rank": 1, "pairs": bytes(4)}], port=port)
+        assert isinstance(late, _core.Comm), late
+        late.barrier()
+        late.close()
+        assert first.wait(30) == 0
+    finally:
+        first.kill()
+        first.communicate()
+
+
 def test_who_has_no_descriptor_for_a_rank_says_so():
     """It said that ranks did not come, after it had looked for them without a pause until it gave up."""
     port = free_port()

@@ -252,12 +252,12 @@ tell_guest(int fd, const verdict *word)
     return word == NULL ? 0 : tp_socket_write(fd, word, sizeof *word, until);
 }
 
-/* Give one caller its place; a stranger is sent away. */
+/* Give one caller its place; a stranger is sent away, and who has given up waiting to be heard will call again. */
 static void
 place(meeting *m, const greeting *said, int fd)
 {
     int rank = said->rank, larger = rank >= m->config->ranks, *control = m->links->control;
-    if (said->kind != GREET_CONTROL || memcmp(said->token, m->own.token, TP_TCP_WORD) != 0 || rank < 0) {
+    if (said->kind != GREET_CONTROL || memcmp(said->token, m->own.token, TP_TCP_WORD) != 0 || rank < 0 || tp_socket_hung_up(fd)) {
         close(fd);
         return;
     }
