@@ -20,7 +20,7 @@
 #define GUESTS    64                    /* callers who have not yet said all of their greeting */
 #define SECOND    1000000000ll
 #define PATIENCE  (5 * SECOND)  /* with a caller who says nothing */
-#define CROWDED   SECOND      /* the same where there is no room for others */
+#define CROWDED   (SECOND / 2) /* the same where others wait for room: longer than TCP takes to send a lost packet again */
 #define ACK_NS    (3 * SECOND)  /* for rank 0's ack; it is quick unless the port is somebody else's */
 #define RETRY_NS  (SECOND / 20)
 #define TICK_NS   (SECOND / 4)  /* between two looks at the abort */
