@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,40 @@ def test_who_was_not_heard_for_long_and_calls_again_is_waited_for():
     finally:
         first.kill()
         first.communicate()
+
+
+def test_who_is_stopped_before_it_has_read_all_that_was_gathered_is_waited_for():
+    """What the kernel's buffers did not take was to be read within a second."""
+    port, code = free_port(), """if True:
+        import sys
+        from terapipe_c import _core
+        rank, port = map(int, sys.argv[1:])
+        size = 8_000_000
+        region = _core.Region.create(2, bytes(4), 0, 64, False)
+        comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes(4), size, token="a", version="1", plan="x", meeting_s=30.0)
+        print("met", flush=True)
+        sys.stdin.readline()
+        print(len(comm.allgather(bytes(size))))
+        comm.close()
+    """
+    ranks = [subprocess.Popen([sys.executable, "-P", "-c", code, str(rank), str(port)], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]  # fmt: skip
+    try:
+        assert [one.stdout.readline() for one in ranks] == ["met\n"] * 2
+        first, second = ranks
+        second.stdin.write("\n")
+        second.stdin.flush()
+        time.sleep(0.3)                     # it has given what it has, and waits
+        second.send_signal(signal.SIGSTOP)
+        first.stdin.write("\n")
+        first.stdin.flush()
+        time.sleep(2.0)
+        second.send_signal(signal.SIGCONT)
+        assert [one.communicate(timeout=60) for one in ranks] == [("16000000\n", "")] * 2
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
 
 
 def test_who_has_no_descriptor_for_a_rank_says_so():

@@ -1,6 +1,6 @@
 /* One thread a rank sleeps on its control connections: a rank has one, rank 0 one to each. It looks up every TICK_NS for an
  * abort of this very process and for progress to tell, and otherwise wakes for what comes. Frames are whole or not there:
- * a frame that cannot be written within WRITE_NS means that its reader is lost. */
+ * a frame that cannot be written within WRITE_NS, a long one within LONG_NS, means that its reader is lost. */
 #include "csrc/comm/control.h"
 
 #include <errno.h>
@@ -26,11 +26,13 @@
 #define SILENT_NS 1000000000ll    /* so it is heard more often than that */
 #define PACE_RANKS 64             /* with each so many more words are as much rarer: rank 0 hears all, and tells all */
 #define WRITE_NS 1000000000ll
+#define LONG_NS  5000000000ll     /* more than buffers take has to be read, by one who may have been stopped meanwhile */
 #define LINGER_NS 1000000000ll    /* at the end, for the others' goodbye */
 #define WORD_MS  1000             /* for the word on why a connection closed */
 #define KILLED_NS 200000000l      /* for a launcher that ends all ranks, one by one, when any has died */
 
 enum { FRAME_GATHER, FRAME_RESULT, FRAME_PROGRESS, FRAME_TABLE, FRAME_ABORT, FRAME_BYE };
+#define is_long(kind) ((kind) == FRAME_GATHER || (kind) == FRAME_RESULT)
 
 typedef struct {
     uint64_t kind, bytes, a, b; /* bytes that follow; a, b: by the kind */
@@ -103,7 +105,7 @@ post(tp_control *c, line *l, frame head, const void *payload)
     memcpy(c->out, &head, sizeof head);
     if (head.bytes > 0)
         memcpy(c->out + sizeof head, payload, head.bytes);
-    if (tp_socket_write(l->fd, c->out, sizeof head + head.bytes, tp_clock_ns() + WRITE_NS) < 0)
+    if (tp_socket_write(l->fd, c->out, sizeof head + head.bytes, tp_clock_ns() + (is_long(head.kind) ? LONG_NS : WRITE_NS)) < 0)
         drop_line(c, l, errno);
 }
 
@@ -384,8 +386,7 @@ listen_on(void *argument)
         pthread_mutex_unlock(&c->lock);
         poll(fds, (nfds_t)c->lines + 1, (int)(TICK_NS / 1000000));
         pthread_mutex_lock(&c->lock);
-        uint64_t unused;
-        if (fds[0].revents && read(c->stir, &unused, sizeof unused) < 0) { /* nothing to do */
+        if (fds[0].revents && read(c->stir, &(uint64_t){0}, sizeof(uint64_t)) < 0) { /* nothing to do */
         }
         count_silence(c, &looked);
         for (int i = 0; i < c->lines; i++)
