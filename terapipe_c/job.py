@@ -443,7 +443,8 @@ def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer
     if job["eval_every"]:
         opened.check_split("val")
     if isinstance(data, (str, os.PathLike)) and tokenizer is None:
-        return {"path": os.path.abspath(data), "val_fraction": opened.val_fraction, "num_tokens": opened.num_tokens}
+        return {"path": os.path.abspath(data), "val_fraction": opened.val_fraction, "num_tokens": opened.num_tokens,
+                "fingerprint": opened.fingerprint}
     arrays["data"] = opened.tokens
     return {"path": None, "val_fraction": opened.val_fraction, "num_tokens": opened.num_tokens}
 

@@ -355,6 +355,9 @@ def dataset(job: Job, arrays: Arrays, split: str) -> Any:
     if data.num_tokens != about["num_tokens"]:  # ranks would draw different batches, and nobody would see it
         raise _core.InvalidValueError(f"{data.source} has {data.num_tokens} tokens now and had {about['num_tokens']} when the run "
                                       "began: a file that nobody writes to would be right")
+    if split == "train" and "fingerprint" in about and data.fingerprint != about["fingerprint"]:     # one of as many, in its place
+        raise _core.InvalidValueError(f"{data.source} has other tokens now than when the run began: a file that nobody writes to "
+                                      "would be right")
     return data
 
 

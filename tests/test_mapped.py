@@ -33,6 +33,25 @@ def test_data_that_grew_since_the_launcher_read_it(tmp_path, monkeypatch):
         start(2, data=data, processes=False).wait()
 
 
+@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+def test_data_that_was_replaced_since_the_launcher_read_it(processes, tmp_path, monkeypatch):
+    """Of as many tokens: it was trained on, though nobody had looked at it, or on it by some ranks alone."""
+    data, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    data.write_bytes(bytes(range(256)) * 8)
+    other.write_bytes(bytes(range(255, -1, -1)) * 8)
+    launch = importlib.import_module("terapipe_c.launch")
+    real = launch.make_job
+
+    def then_replace(**arguments):
+        job = real(**arguments)
+        os.replace(other, data)
+        return job
+
+    monkeypatch.setattr(launch, "make_job", then_replace)
+    with pytest.raises(ValueError, match="text.txt has other tokens now than when the run began"):
+        start(2, data=data, processes=processes).wait()
+
+
 def test_data_that_is_cut_off_is_an_error_and_what_replaces_it_is_not(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(256)) * 64)
