@@ -14,6 +14,8 @@ STEP_FOLDER = re.compile(r"step-(\d{8,})")
 TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)")
 ASIDE = re.compile(r"\.(step-\d{8,})\.old-(\d+)")
 
+under_way: set[str] = set()     # this process's temporary step folders, by their real paths
+
 
 def step_folders(run_folder: Path) -> list[Path]:
     if not run_folder.is_dir():
@@ -31,11 +33,14 @@ def put_aside(run_folder: Path) -> list[tuple[Path, Path, int]]:
 
 
 def remove_stale(run_folder: Path) -> None:
-    """Remove what killed writers left; a step's only checkpoint gets its name back."""
+    """Remove what killed writers left, one that had our number too, as each container's first processes have the same; a step's
+    only checkpoint gets its name back."""
     for path in run_folder.iterdir():
         match = TEMPORARY.fullmatch(path.name)
-        if match and not _alive(int(match[1])):
-            real_folder = path.is_dir() and not path.is_symlink()
+        if match is None:
+            continue
+        real_folder, pid = path.is_dir() and not path.is_symlink(), int(match[1])
+        if not _alive(pid) or (pid == os.getpid() and real_folder and os.path.realpath(path) not in under_way):
             shutil.rmtree(path, ignore_errors=True) if real_folder else path.unlink(missing_ok=True)
     for path, step, pid in put_aside(run_folder):
         if pid != os.getpid() and _alive(pid):  # one that had our number is dead: we put nothing aside now

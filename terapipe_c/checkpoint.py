@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import again, check_writable, loads, make_folders, naming, path_of, read_bytes, remove_folders
-from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
+from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders, under_way
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import (
     FileLayout,
@@ -165,6 +165,7 @@ class CheckpointWriter:
         self._step: int | None = None
         self._folder: Path | None = None
         self._new: list[Path] = []        # folders made for it
+        self._name = ""
 
     @staticmethod
     def plan(model: Any, optimizer: bool = True) -> CheckpointLayout:
@@ -199,6 +200,8 @@ class CheckpointWriter:
         self._new = make_folders(self.run_folder) + self._new
         remove_stale(self.run_folder)
         shutil.rmtree(folder, ignore_errors=True)
+        self._name = os.path.realpath(folder)
+        under_way.add(self._name)
         folder.mkdir()
 
     def _check_space(self, folder: Path) -> None:
@@ -206,11 +209,8 @@ class CheckpointWriter:
         stat = os.statvfs(folder)
         free = stat.f_bavail * stat.f_frsize
         if self.layout.nbytes > free:
-            raise OSError(
-                errno.ENOSPC,
-                f"no space for a checkpoint of {self.layout.nbytes} bytes ({free} are free)",
-                str(self.run_folder),
-            )
+            raise OSError(errno.ENOSPC, f"no space for a checkpoint of {self.layout.nbytes} bytes ({free} are free)",
+                          str(self.run_folder))
 
     def _reserve(self, path: Path, file: FileLayout) -> None:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -218,11 +218,8 @@ class CheckpointWriter:
             os.posix_fallocate(fd, 0, file.nbytes)
             _pwrite_all(fd, file.head, 0)
         except OSError as error:
-            raise OSError(
-                error.errno,
-                f"no space for a checkpoint: {os.strerror(error.errno or 0)}, {file.nbytes} bytes wanted",
-                str(path),
-            ) from error
+            raise OSError(error.errno, f"no space for a checkpoint: {os.strerror(error.errno or 0)}, {file.nbytes} bytes wanted",
+                          str(path)) from error
         finally:
             os.close(fd)
 
@@ -264,6 +261,7 @@ class CheckpointWriter:
             self.abort()
             raise
         self._folder, self._step, self._new = None, None, []
+        under_way.discard(self._name)
         fsync(self.run_folder)
         point_latest(self.run_folder, final.name)
         self._prune(final)
@@ -274,6 +272,7 @@ class CheckpointWriter:
         folder, self._folder, self._step = self._folder, None, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            under_way.discard(self._name)
         remove_folders(self._new)
         self._new = []
 
@@ -548,9 +547,8 @@ def _layout_of(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> FileLayout:
         if spec is None:
             raise InvalidValueError(f"{path}: tensor {name} is missing")
         if spec.shape != shape or spec.dtype != "F32":
-            raise InvalidValueError(
-                f"{path}: tensor {name} is {spec.dtype} {list(spec.shape)}, but the model needs F32 {list(shape)}"
-            )
+            raise InvalidValueError(f"{path}: tensor {name} is {spec.dtype} {list(spec.shape)}, but the model needs F32 "
+                                    f"{list(shape)}")
     foreign = [name for name in layout.tensors if name not in shapes]
     if foreign:
         raise InvalidValueError(f"{path}: tensor {foreign[0]} does not belong to the model")

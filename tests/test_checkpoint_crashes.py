@@ -60,6 +60,26 @@ def test_what_a_living_process_writes_stays(tmp_path):
     assert step_names(tmp_path) == [living.name, "latest", "step-00000010"]
 
 
+def test_what_a_dead_process_of_our_number_left_goes(tmp_path):
+    """In a container each run's ranks have the same numbers: what was killed in there stayed for good, as large as the model."""
+    writer = CheckpointWriter(tmp_path / "run", MODEL)
+    ours = writer.begin(30)
+    for name in (f".step-00000020.tmp-{os.getpid()}", f".step-00000030.tmp-{os.getpid()}"):
+        (tmp_path / "run" / name).mkdir(exist_ok=True)
+    (tmp_path / "same").symlink_to("run")
+    save(tmp_path / "same", 10)
+    assert step_names(tmp_path / "run") == [ours.name, "latest", "step-00000010"]
+    writer.finish(write_tensors(ours, writer.layout, tensors()))
+    ours.mkdir()
+    save(tmp_path / "run", 40)
+    assert step_names(tmp_path / "run") == ["latest", "step-00000030", "step-00000040"]
+    writer.begin(50)
+    writer.abort()
+    (tmp_path / "run" / f".step-00000050.tmp-{os.getpid()}").mkdir()
+    save(tmp_path / "run", 60)
+    assert step_names(tmp_path / "run") == ["latest", "step-00000040", "step-00000060"]
+
+
 # ---- file systems that cannot swap two folders ---------------------------------------------------------------------------
 
 KILLED = """
