@@ -278,7 +278,7 @@ class CheckpointWriter:
 
     def _prune(self, newest: Path) -> None:
         others = [p for p in step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
-        others.sort(key=lambda p: (p / STATE_FILE).stat().st_mtime_ns)  # not by number: a resumed run may go back in steps
+        others.sort(key=_written_ns)
         for path in others[: max(0, len(others) - (self.keep - 1))]:
             doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}")
             with contextlib.suppress(OSError):  # renamed first, so that nobody reads a half-deleted one
@@ -428,21 +428,29 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     if path.is_file() and path.name == "latest":
         path = path.parent
     if path.is_dir():
-        for run in (path, path / "checkpoints"):
-            latest = run / "latest"
-            if latest.is_file():  # a pointer file, where the file system has no symbolic links
-                target = run / os.fsdecode(latest.read_bytes()[:200].strip())  # whatever is there: else the newest is
-                if (target / STATE_FILE).is_file():
-                    return target.resolve()
-            if (latest / STATE_FILE).is_file():
-                return latest.resolve()
-            complete = [p for p in step_folders(run) if (p / STATE_FILE).is_file()]
-            complete += [p for p, step, _ in put_aside(run) if not step.exists() and (p / STATE_FILE).is_file()]
-            if complete:
-                return max(complete, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns).resolve()
+        each = [newest for run in (path, path / "checkpoints") if (newest := _newest(run)) is not None]
+        if each:        # both have one where a run went on from what save_checkpoint had put there
+            return max(each, key=_written_ns).resolve()
     if path.is_dir() and STEP_FOLDER.fullmatch(path.name):
         raise InvalidValueError(f"{path / STATE_FILE}: missing, so this is no complete checkpoint")
     raise no_checkpoint(path)
+
+
+def _newest(run: Path) -> Path | None:
+    latest = run / "latest"
+    if latest.is_file():  # a pointer file, where the file system has no symbolic links
+        target = run / os.fsdecode(latest.read_bytes()[:200].strip())  # whatever is there: else the newest is
+        if (target / STATE_FILE).is_file():
+            return target
+    if (latest / STATE_FILE).is_file():
+        return latest
+    complete = [p for p in step_folders(run) if (p / STATE_FILE).is_file()]
+    complete += [p for p, step, _ in put_aside(run) if not step.exists() and (p / STATE_FILE).is_file()]
+    return max(complete, key=_written_ns, default=None)
+
+
+def _written_ns(folder: Path) -> int:
+    return (folder / STATE_FILE).stat().st_mtime_ns     # not by number: a resumed run may go back in steps
 
 
 def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True) -> Checkpoint:
@@ -520,7 +528,7 @@ def verify_checkpoint(folder: Path, in_vain: threading.Event | None = None) -> N
         others = [p for p in found if p.name != folder.name and (p / STATE_FILE).is_file()]
         if not others:
             raise
-        newest = max(others, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns)
+        newest = max(others, key=_written_ns)
         raise InvalidValueError(f"{error}; where {newest} is whole, moving {folder} away would be right") from error
 
 

@@ -332,6 +332,7 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verif
     from .checkpoint import OPTIMIZER_FILE, STATE_FILE, read_state, verify_checkpoint
 
     path = find_checkpoint(Path(str(folder)))
+    _check_run_folder(Path(str(folder)).resolve(), path)
     if first and verify:
         verify_checkpoint(path)
     state = read_state(path / STATE_FILE)
@@ -349,6 +350,16 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verif
         _warn(f"steps is {job['steps']} and the checkpoint has done {state['step']}: nothing is left to do; the number of all "
               "steps together would be right")
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
+
+
+def _check_run_folder(folder: Path, found: Path) -> None:
+    """Refuse a checkpoint, and a run's folder of them, as the run folder: its own checkpoints would lie deeper, where the next
+    resume does not look, and would go with that one when it is no longer among the newest."""
+    if found == folder or (found.parent == folder and folder.name == CHECKPOINTS):
+        what = "a checkpoint" if found == folder else "a folder of checkpoints"
+        around = found.parent.parent if found.parent.name == CHECKPOINTS else found.parent
+        raise _core.InvalidValueError(f"out is {folder}, {what}, in which a resume would not find this run's own: the run's "
+                                      f"folder, {around}, would be right")
 
 
 def _beside(value: Any, other: Any) -> str:

@@ -2,9 +2,11 @@
 import contextlib
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,30 @@ def test_a_folder_where_a_file_of_the_run_belongs_is_named_before_it_begins(name
     (run / name).mkdir()
     with pytest.raises(IsADirectoryError, match=f"a folder is there: the name of a file would be right: '.*{name}'"):
         tp.launch(plan, DATA, steps=3, out=run, resume=True, checkpoint_every=1, processes=False, progress=False)
+
+
+def test_a_checkpoint_is_no_run_folder_to_resume_in(tmp_path):
+    """The run's own checkpoints lay deeper, where the next resume did not look: it began where the first had, and said nothing."""
+    plan, run = a_run(tmp_path)
+    for out, what in (("step-00000001", "a checkpoint"), ("latest", "a checkpoint"), ("", "a folder of checkpoints")):
+        with pytest.raises(ValueError, match=rf"out is .*, {what}, in which .*: the run's folder, {re.escape(str(run))}, would"):
+            tp.launch(plan, DATA, steps=3, out=run / "checkpoints" / out, resume=True, processes=False, progress=False)
+    assert sorted(os.listdir(run / "checkpoints")) == ["latest", "step-00000001"]
+
+
+def test_a_run_that_goes_on_from_what_was_saved_is_gone_on_with(tmp_path):
+    plan, run = a_run(tmp_path)
+    of, saved = tp.load_checkpoint(run), tmp_path / "saved"
+    tp.save_checkpoint(saved, of.model, of.params, of.optimizer, 1, seed=of.seed, data_state=of.data_state, hyper=of.hyper)
+    with pytest.raises(ValueError, match=f"out is .*, a checkpoint, .*: the run's folder, {re.escape(str(saved))}, would"):
+        tp.launch(plan, DATA, steps=3, out=saved / "latest", resume=True, processes=False, progress=False)
+    for steps in (3, 5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            records = list(tp.launch(plan, DATA, steps=steps, out=saved, resume=True, processes=False, progress=False))
+        assert [record.step for record in records] == [steps - 2, steps - 1] and tp.load_checkpoint(saved).step == steps
+    tp.save_checkpoint(saved, of.model, of.params, step=9)
+    assert tp.load_checkpoint(saved).step == 9 and tp.load_checkpoint(saved / "checkpoints").step == 5
 
 
 def test_a_folder_where_a_file_is_read_or_written_is_no_bare_error(tmp_path, capsys):
