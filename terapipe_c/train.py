@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankRun", "train"]
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 SEEN_S = 5.0  # how long a shared file system may take to show a new file to another machine
 
 
@@ -180,6 +181,14 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     return told
 
 
+def _boot() -> str:
+    """What tells clocks of this machine from another's: which of its starts this is, or its name, as in a chroot without /proc."""
+    try:
+        return BOOT.read_text()
+    except OSError:
+        return os.uname().nodename
+
+
 def _content(sums: Mapping[str, int]) -> str:
     """Of parameters, in whatever order."""
     return f"checksum {_checksum(repr(sorted(sums.items())).encode())}"
@@ -311,8 +320,7 @@ class _Rank:
 
     def _gather(self, outcome: RankRun, end: dict[str, Any], begun: float) -> None:
         """Every rank learns all that rank 0 knows; clocks of other machines are put on rank 0's by the moment of the start."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        told = share(self.comm, {"end": end, "begun": begun, "boot": boot})
+        told = share(self.comm, {"end": end, "begun": begun, "boot": _boot()})
         for rank, one in enumerate(told):
             late = one["begun"] - told[0]["begun"] if one["boot"] != told[0]["boot"] else 0.0
             trace = [[*row[:-2], row[-2] - late, row[-1] - late] for row in one["end"]["trace"]]

@@ -592,6 +592,7 @@ def test_a_trace_of_another_machine_is_put_on_the_clock_of_rank_0(monkeypatch):
     told = [[{"end": {"trace": [["F", rank, 0, 0, begun + 1 + rank, begun + 2 + rank]]}, "begun": begun, "boot": boot}
              for rank, (begun, boot) in enumerate(((9.0, "a"), (109.0, "b"), (9.25, "a")))], [{"history": [], "checkpoint": None}]]
     monkeypatch.setattr(module, "share", lambda comm, mine: told.pop(0))
+    monkeypatch.setattr(module, "BOOT", Path("/nonexistent"))  # as in a chroot without /proc: a whole training ended by an error
     rank, outcome = object.__new__(module._Rank), SimpleNamespace(_ends={}, _history=[], _checkpoint=None)
     rank.comm = None
     rank._gather(outcome, {}, 0.0)
