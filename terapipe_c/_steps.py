@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from ._files import naming
@@ -13,6 +15,8 @@ from ._files import naming
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)")
 ASIDE = re.compile(r"\.(step-\d{8,})\.old-(\d+)")
+
+STATE = "state.json"    # without which it is no checkpoint
 
 under_way: set[str] = set()     # this process's temporary step folders, by their real paths
 
@@ -81,7 +85,13 @@ def put_in_place(folder: Path, final: Path) -> None:
         at_fdcwd, os.fsencode(folder), at_fdcwd, os.fsencode(final), exchange
     ):
         aside = final.with_name(f".{final.name}.old-{os.getpid()}")  # an old file system: two renames; `put_aside` finds it
-        final.rename(aside)
+        try:
+            final.rename(aside)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _put_files_in_place(folder, final)
+            return
         try:
             folder.rename(final)
         except BaseException:
@@ -90,6 +100,33 @@ def put_in_place(folder: Path, final: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         return
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_files_in_place(folder: Path, final: Path) -> None:
+    """Where not even a folder can be renamed, as one of a container's image (overlayfs): the state goes first and comes last."""
+    (final / STATE).unlink(missing_ok=True)
+    names = sorted(os.listdir(folder), key=lambda name: name == STATE)
+    for name in set(os.listdir(final)) - set(names):
+        with suppress(OSError):
+            (final / name).unlink()
+    for name in names:
+        os.replace(folder / name, final / name)
+    fsync(final)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_step(folder: Path) -> None:
+    """Renamed first, so that nobody reads a half-deleted one; a folder of a container's image cannot be, and loses its state."""
+    doomed = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    with suppress(OSError):
+        try:
+            folder.rename(doomed)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            (folder / STATE).unlink()
+            doomed = folder
+        shutil.rmtree(doomed)
 
 
 def point_latest(run_folder: Path, name: str) -> None:

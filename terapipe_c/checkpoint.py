@@ -16,7 +16,6 @@ A reader never sees a half-written checkpoint, and the one before stays until th
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -32,9 +31,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _steps
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import again, check_writable, loads, make_folders, naming, path_of, read_bytes, remove_folders
-from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders, under_way
+from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import (
     FileLayout,
@@ -201,7 +201,7 @@ class CheckpointWriter:
         remove_stale(self.run_folder)
         shutil.rmtree(folder, ignore_errors=True)
         self._name = os.path.realpath(folder)
-        under_way.add(self._name)
+        _steps.under_way.add(self._name)
         folder.mkdir()
 
     def _check_space(self, folder: Path) -> None:
@@ -261,7 +261,7 @@ class CheckpointWriter:
             self.abort()
             raise
         self._folder, self._step, self._new = None, None, []
-        under_way.discard(self._name)
+        _steps.under_way.discard(self._name)
         fsync(self.run_folder)
         point_latest(self.run_folder, final.name)
         self._prune(final)
@@ -272,7 +272,7 @@ class CheckpointWriter:
         folder, self._folder, self._step = self._folder, None, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-            under_way.discard(self._name)
+            _steps.under_way.discard(self._name)
         remove_folders(self._new)
         self._new = []
 
@@ -280,10 +280,7 @@ class CheckpointWriter:
         others = [p for p in step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
         others.sort(key=_written_ns)
         for path in others[: max(0, len(others) - (self.keep - 1))]:
-            doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-            with contextlib.suppress(OSError):  # renamed first, so that nobody reads a half-deleted one
-                path.rename(doomed)
-                shutil.rmtree(doomed)
+            _steps.remove_step(path)
 
 
 def write_tensors(

@@ -149,3 +149,23 @@ def test_what_is_aside_is_put_back_unless_its_process_lives(tmp_path, monkeypatc
         save(run, 20, seed=1)
         assert step_names(run) == sorted([kept, "latest", "step-00000020"])
         assert same(load_checkpoint(run).params, float_params(MODEL, 1))
+
+
+def test_steps_of_a_containers_image_are_replaced_and_removed(tmp_path, monkeypatch):
+    """overlayfs renames none of the image's folders: a step was not written again, and old ones stayed."""
+    def renamed(source, target):
+        if Path(source).name.startswith("step-") and Path(source).is_dir():
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target)
+
+    save(tmp_path, 10)
+    (tmp_path / "step-00000010" / "notes").touch()
+    rename = os.rename
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(os, "rename", renamed)
+    save(tmp_path, 10, seed=1)
+    assert step_names(tmp_path) == ["latest", "step-00000010"] and same(load_checkpoint(tmp_path).params, float_params(MODEL, 1))
+    assert sorted(os.listdir(tmp_path / "latest")) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    for step in (20, 30):
+        save(tmp_path, step)
+    assert step_names(tmp_path) == ["latest", "step-00000020", "step-00000030"]
