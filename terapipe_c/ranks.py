@@ -283,8 +283,8 @@ def _environment(threads: int) -> dict[str, str]:
                 paths.append(os.path.abspath(path))
                 late += paths[-1:] if not os.path.isabs(path) and paths[-1] not in ours else []
     first = [path for path in paths if path not in late]
-    return {**os.environ, **dict.fromkeys(THREADS_VARIABLES, str(threads)), _rank.PATHS: os.pathsep.join(paths),
-            "PYTHONPATH": os.pathsep.join([*first, *dict.fromkeys(late)])}
+    return {**os.environ, **dict.fromkeys(THREADS_VARIABLES, str(threads)), _rank.PATHS: json.dumps(paths),
+            "PYTHONPATH": _rank.joined([*first, *dict.fromkeys(late)])}
 
 
 def _end(code: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import _files, cli
+from terapipe_c import _files, cli, ranks
 from terapipe_c.sweep import Sweep
 
 MODEL = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=61, block_size=16)
@@ -107,18 +107,32 @@ def test_a_module_in_the_working_directory_is_not_taken_for_what_the_launcher_ha
     for name in ("numpy.py", "random.py"):
         (tmp_path / name).write_text("import os\nos._exit(3)\n")
     source = f"""if True:
-        import os, numpy, random, terapipe_c
+        import json, os, numpy, random, terapipe_c
         tp = terapipe_c
         os.chdir({str(tmp_path)!r})
         model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=61, block_size=16)
         cluster = tp.Cluster(num_devices=1, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
         run = tp.launch(tp.plan(model, cluster, batch=2, seq_len=8), numpy.arange(4000) % 61, steps=1, progress=False)
         print(len(list(run)))
-        assert terapipe_c.ranks._environment(1)[terapipe_c._rank.PATHS].split(os.pathsep)[0] == os.getcwd()
+        assert json.loads(terapipe_c.ranks._environment(1)[terapipe_c._rank.PATHS])[0] == os.getcwd()
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}     # a user has none
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, cwd="/")
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_a_folder_of_modules_may_have_a_colon_in_its_name(tmp_path, monkeypatch):
+    """PYTHONPATH was two other folders, and a rank did not find an engine, or the package, there."""
+    folder, packages = tmp_path / "run 12:30", Path(tp.__file__).parent.parent
+    folder.mkdir()
+    for name in ("terapipe_c", "numpy", *(["numpy.libs"] if (packages / "numpy.libs").is_dir() else [])):
+        (folder / name).symlink_to(packages / name)
+    (folder / "own_engine.py").write_text("from terapipe_c.engine import make_engine as make\n")
+    monkeypatch.syspath_prepend(folder)
+    plan = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8)
+    assert len(list(tp.launch(plan, DATA, steps=1, engine="own_engine:make", progress=False))) == 1
+    monkeypatch.setattr(ranks, "COMMAND", ["-I", *ranks.COMMAND[:-1], str(folder / "terapipe_c" / "_rank.py")])
+    assert len(list(tp.launch(plan, DATA, steps=1, engine="own_engine:make", progress=False))) == 1
 
 
 def test_folders_are_made_again_where_another_run_that_failed_removed_the_one_around_them(tmp_path, monkeypatch):
