@@ -429,12 +429,13 @@ def _resume(args: argparse.Namespace) -> int:
         raise ValueError(f"resume needs --steps; {checkpoint.step} are done in the newest checkpoint")
     if args.steps <= checkpoint.step:
         _say(f"nothing to do: {checkpoint.step} steps are done in the newest checkpoint")
-    kept = {**checkpoint.hyper, "seed": checkpoint.seed}
+    kept: dict[str, Any] = {}
     data = checkpoint.data_state.get("source")
     if (folder / "config.json").exists():  # what launch wrote down: all of its options
         kept |= read_entry(folder / "config.json", "data", dict)
         data = kept["data"].get("path")
         kept["val_fraction"] = kept["data"].get("val_fraction", checkpoint.data_state.get("val_fraction"))
+    kept |= {**checkpoint.hyper, "seed": checkpoint.seed}     # not those of a resume that ended before it wrote one
     data = args.data or data
     if data is None or data == "array":
         raise ValueError(f"{folder} was trained on an array; give --data")

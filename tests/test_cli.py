@@ -487,8 +487,11 @@ def test_train_resume_view(capsys, tmp_path):
     records = [json.loads(line) for line in out.splitlines()]
     assert [r["step"] for r in records[:-1]] == sorted(r["step"] for r in records[:-1]) and len(records) == 5
     assert Path(records[-1]["checkpoint"]).exists() and records[-1]["report"]["predicted_step_time_s"] > 0
+    config = json.loads((out_folder / "config.json").read_text())       # of a resume that was killed before its first checkpoint
+    (out_folder / "config.json").write_text(json.dumps({**config, "lr": 0.25, "betas": [0.5, 0.5], "seed": 7}))
     code, out, err = run(capsys, "resume", out_folder, "--steps", "6", "--json")
     assert code == 0 and len(out.splitlines()) == 3, (out, err)
+    assert all(json.loads(line)["lr"] < 6e-4 for line in out.splitlines()[:2])
     assert tp.load_checkpoint(out_folder).step == 6
     code, out, err = run(capsys, "resume", out_folder, "--steps", "8", "--init", out_folder)
     assert code == 2 and "none would be right" in err
