@@ -189,8 +189,8 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, OnDemand]:
             if not MASKS.fullmatch(name):
                 full = name if name == "lm_head.weight" or name.startswith("transformer.") else f"transformer.{name}"
                 found[full] = (path, spec)
-    if model["tie_weights"]:
-        found.pop("lm_head.weight", None)  # some writers store the tied weight twice
+    if model["tie_weights"] and "lm_head.weight" in found:     # some writers store the tied weight twice
+        _check_tied(found.pop("lm_head.weight"), found.get("transformer.wte.weight"))
     model["bias"] = any(name.endswith(".bias") for name in found)
     config = GPTConfig(**model)
     taken = {}
@@ -209,6 +209,14 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, OnDemand]:
         name, (path, _) = next(iter(found.items()))
         raise InvalidValueError(f"{path}: tensor {name} belongs to no GPT-2 of this config")
     return config, OnDemand(taken, lambda name: read_tensor(*taken[name]).astype(np.float32, copy=False))
+
+
+def _check_tied(head: tuple[Path, TensorSpec], embedding: tuple[Path, TensorSpec] | None) -> None:
+    """transformers 5 does not tie two that differ, and 4 took the embedding for both."""
+    if embedding is not None and (head[1].shape != embedding[1].shape or not same_values(
+            *(read_tensor(*one).astype(np.float32, copy=False) for one in (head, embedding)))):
+        raise InvalidValueError(f"{head[0]}: lm_head.weight is not transformer.wte.weight, and config.json ties them: "
+                                "tie_word_embeddings = false there, or no lm_head.weight, would be right")
 
 
 def find_params(path: str | os.PathLike[str]) -> Path:

@@ -183,6 +183,20 @@ def test_import_takes_bare_names_masks_a_stored_tie_shards_and_half_floats(tmp_p
     assert same(import_hf(tmp_path).params, params)
 
 
+@pytest.mark.parametrize("rows", [slice(None), slice(12)])
+def test_a_stored_tie_that_is_none_is_refused(tmp_path, rows):
+    """transformers 5 keeps such a head for itself: without it the same folder was another model here."""
+    params = hf_folder(tmp_path)
+    head = params["transformer.wte.weight"] + np.float32(0.5)
+    write_file(tmp_path / "model.safetensors", {**params, "lm_head.weight": head[rows]})
+    with pytest.raises(ValueError, match=r"model.safetensors: lm_head.weight is not transformer.wte.weight.*_embeddings = false"):
+        import_hf(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    if rows == slice(None):
+        assert same(import_hf(tmp_path).params, {**params, "lm_head.weight": head})
+
+
 @pytest.mark.parametrize("dtype, exact", [("BF16", 8), ("F16", 11)])
 def test_half_floats_are_widened(tmp_path, dtype, exact):
     params = hf_folder(tmp_path)
