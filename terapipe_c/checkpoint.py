@@ -342,6 +342,9 @@ def save_checkpoint(
     older ones are removed.
     """
     path, seed = path_of("path", path), whole("seed", seed, 0, 2**64 - 1)
+    if (path / STATE_FILE).is_file():
+        raise InvalidValueError(f"path is {path}, a checkpoint, in which nobody would find this one: the folder that it is in, "
+                                f"{path.resolve().parent}, would be right")
     for what, value in (("data_state", data_state), ("hyper", hyper), ("optimizer", optimizer)):
         if value is not None and not isinstance(value, Mapping):
             raise InvalidTypeError(f"{what} is {brief(value)}: a dict, or None, would be right")

@@ -459,6 +459,16 @@ def test_missing_checkpoints_name_the_path(tmp_path, monkeypatch):
         load_checkpoint(path)
 
 
+def test_nothing_is_saved_in_a_checkpoint(tmp_path):
+    """It was, and who loaded that path afterwards had what was there before."""
+    path = save(tmp_path, 1)
+    for given in (path, tmp_path / "latest"):
+        with pytest.raises(ValueError, match=f"path is {given}, a checkpoint, .*: the folder that it is in, {tmp_path}, would"):
+            save(given, 1, seed=1)
+    save(tmp_path, 1, seed=1)
+    assert same(load_checkpoint(path).params, float_params(MODEL, 1))
+
+
 def test_a_run_is_found_without_its_pointer_or_with_a_pointer_file(tmp_path):
     first, second = save(tmp_path, 1), save(tmp_path, 2)
     (tmp_path / "latest").unlink()
