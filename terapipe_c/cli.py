@@ -507,9 +507,12 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from .sweep import Sweep, begun, read_grid
+    from .sweep import Sweep, begun, read_grid, said
 
     grid = read_grid(args.grid, _sweep_values(args))
+    for name in grid:
+        if name == "executable" or isinstance(getattr(args, name), bool):
+            grid[name] = [said(name, value) for value in grid[name]]
     given = {name for name, value in vars(args).items() if value is not None and value is not False}
     idle = sorted((launch_names() - {"backend", "dtype"}) & (given | grid.keys()))
     if idle and not args.train:     # trials that differ in these alone would be the same plan again

@@ -15,8 +15,10 @@ from typing import Any
 
 from ._files import check_output, loads, make_folders, no_folder, read_bytes
 
-__all__ = ["Sweep", "begun", "read_grid"]
+__all__ = ["Sweep", "begun", "read_grid", "said"]
 
+SAID: dict[Any, bool | None] = {"yes": True, "true": True, "True": True, 1: True, "no": False, "false": False, "False": False,
+                                0: False, None: None}
 BEGINNING = b'{"trial": '     # of every row: a last line that begins otherwise is somebody's, and stays
 
 
@@ -47,6 +49,13 @@ def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
     if not grid:
         raise ValueError("the grid is empty: give --grid NAME=V,V,... or --grid FILE.json")
     return grid
+
+
+def said(name: str, value: Any) -> bool | None:
+    """A value of an option that is given or not: any word would be taken for given, "False" too."""
+    if isinstance(value, (list, dict)) or value not in SAID:
+        raise ValueError(f"value {value!r} of {name} is neither true nor false: one of them would be right")
+    return SAID[value]
 
 
 @contextmanager

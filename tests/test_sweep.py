@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import run
+from test_cli import SMALL, run
 
 import terapipe_c as tp
 from terapipe_c import cli
@@ -189,3 +189,18 @@ def test_what_is_left_of_a_trial_is_not_lost(tmp_path):
     shutil.rmtree(tmp_path / "trial.1" / "checkpoints")
     (tmp_path / "trial.1").rename(folder)
     assert not begun(folder, 4) and list(tmp_path.iterdir()) == []
+
+
+def test_what_is_given_or_not_is_no_word(capsys, tmp_path):
+    """no_bias=False, as Python writes it, was a model without biases, and threads=2 was taken for threads=true."""
+    path = tmp_path / "rows.jsonl"
+    grid = ("--grid", "no_bias=True,False,false", "--grid", "executable=yes,no,null")
+    assert run(capsys, "sweep", *SMALL, *grid, "--out", path)[0] == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    trials = [(bias, able) for bias in (True, False) for able in (True, False, None)]
+    assert [tuple(row["trial"].values()) for row in rows] == trials and all(row["status"] == "done" for row in rows)
+    peaks = [max(row["result"]["peak_memory_bytes"]) for row in rows]
+    assert max(peaks[:3]) < min(peaks[3:])
+    for value in ("maybe", "2", "1.5", "[]", '"no way"'):
+        code, _, err = run(capsys, "sweep", *SMALL, "--grid", f"untied={value}", "--out", path)
+        assert code == 2 and "of untied is neither true nor false" in err
