@@ -91,7 +91,9 @@ def check_run(data: Any, steps: int, out: Any, *, seq_len: int, batch: int, **op
 
     options = {**options, "steps": steps}
     _check(options)
-    _check_new(path_of("out", out).absolute())
+    folder = path_of("out", out).absolute()
+    _check_new(folder)
+    check_writable("out", next(path for path in (folder, *folder.parents) if os.path.lexists(path)))
     backend, devices = choose(options["backend"], options["dtype"]), options["devices"]
     if backend.name == "cpu" or devices is not None:
         place(backend, len(devices or ()), devices, [0] * len(devices or ()))

@@ -39,6 +39,14 @@ def test_a_folder_where_a_file_of_the_run_belongs_is_named_before_it_begins(name
         tp.launch(plan, DATA, steps=3, out=run, resume=True, checkpoint_every=1, processes=False, progress=False)
 
 
+def test_where_no_run_folder_can_be_made_is_told_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tp, "profile", lambda *_, **__: pytest.fail("it was measured"))
+    (tmp_path / "text").write_bytes(bytes(range(100)))
+    words = ["train", *"--n-layer 1 --n-head 1 --n-embd 8 --seq-len 8 --stages 1 --steps 1 --data".split(), str(tmp_path / "text")]
+    assert cli.main([*words, "--out", str(tmp_path / "text" / "new" / "run")]) == 2
+    assert f"out is '{tmp_path}/text': a folder that can be written would be right" in capsys.readouterr().err
+
+
 def test_a_checkpoint_is_no_run_folder_to_resume_in(tmp_path):
     """The run's own checkpoints lay deeper, where the next resume did not look: it began where the first had, and said nothing."""
     plan, run = a_run(tmp_path)
