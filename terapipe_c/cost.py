@@ -195,17 +195,17 @@ class CostModel:
 
         t(S, 0) goes through the samples with C = 0; the others give a0..a3 by least relative squares, a2 and a3 from 0 on.
         ctx0="linear" adds a0 + a1 S at C = 0 too, as the paper's programme does, and so misses those samples by as much.
-        A sum does not say how it divides: F, I and W get a third each, attention all that depends on the context and
-        half of the rest. model: what was measured, if known. latency_s, byte_s: as of a CostModel.
+        A sum does not say how it divides: F, I and W get a third each, attention all that depends on the context and half of the
+        rest (more where a context saves more). model: what was measured, if known. latency_s, byte_s: as of a CostModel.
         """
         array = merged(samples, 3, "samples")[:, [0, 0, 1, 2]]     # rows = S: one sequence
         linear = one_of("ctx0", ctx0, ("zero", "linear")) == "linear"
         curve, errors = fit_and_judge(array, "samples", from_the_start=linear)
-        attention = Curve(curve.rows, tuple(y / 6 for y in curve.seconds), curve.pair_s / 3, curve.a0 / 3, curve.a1 / 3,
-                          curve.a2 / 3, curve.a3 / 3)
-        curves = {(k, p): c for k, c in (("attention", attention), ("ffn", Curve(curve.rows, attention.seconds))) for p in PHASES}
-        return cls(curves, source="samples", latency_s=latency_s, byte_s=byte_s, model=model,
-                   seq_len=int((array[:, 1] + array[:, 2]).max()), fit_error=float(errors.mean()) if len(errors) else math.nan,
+        longest = int((array[:, 1] + array[:, 2]).max())
+        attention, ffn = fit.of_blocks(curve, longest)
+        return cls({(k, p): c for k, c in (("attention", attention), ("ffn", ffn)) for p in PHASES}, source="samples",
+                   latency_s=latency_s, byte_s=byte_s, model=model, seq_len=longest,
+                   fit_error=float(errors.mean()) if len(errors) else math.nan,
                    fit_errors={"layer": (float(errors.mean()), float(errors.max()))} if len(errors) else None)
 
     @classmethod

@@ -195,7 +195,7 @@ def _base(without: Float, pair: float) -> tuple[tuple[float, ...], tuple[float, 
     rows, S, seconds = without[:, 0], without[:, 1], without[:, 3]
     pairs = 0.5 * rows * S                                   # b S^2 / 2
     pair = max(0.0, min(pair, float((seconds / pairs).min())))
-    return *_points_of(rows, seconds - pair * pairs, False), pair
+    return *_points_of(rows, np.maximum(seconds - pair * pairs, 0.0), False), pair     # where nothing is left, rounding may be
 
 
 def _points_of(rows: Float, left: Float, smooth: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -321,6 +321,21 @@ def _share_of_context(rows: Sequence[float], seconds: Sequence[float], pair: flo
             if falls.any():
                 share = min(share, float((0.9 * base[falls] / -context[falls]).min()))
     return share
+
+
+def of_blocks(curve: Curve, longest: int) -> tuple[Curve, Curve]:
+    """A phase of attention and of FFN, a third each of a layer's: FFN has half of P, or less where attention's half with the pairs
+    and the context would take less than 0 s for some slice and context up to `longest` tokens: a block that would is clipped there,
+    and the sum of both is not the layer's."""
+    S = np.arange(1.0, longest)
+    base, share = _points(curve.rows, curve.seconds, S), 0.5
+    for C in (np.ones_like(S), longest - S):     # linear in the context, so its ends decide
+        rest = 0.5 * curve.pair_s * S * S + curve.a0 + curve.a1 * S + curve.a2 * C + curve.a3 * S * C
+        falls = (rest < 0) & (base > 0)
+        share = min(1.0, max(share, float((-rest[falls] / base[falls]).max(initial=0.0))))
+    each = [tuple(y * part / 3 for y in curve.seconds) for part in (share, 1 - share)]
+    attention = Curve(curve.rows, each[0], curve.pair_s / 3, curve.a0 / 3, curve.a1 / 3, curve.a2 / 3, curve.a3 / 3)
+    return attention, Curve(curve.rows, each[1])
 
 
 def _points(rows: Sequence[float], seconds: Sequence[float], at: Float) -> Float:
