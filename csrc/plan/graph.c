@@ -96,6 +96,26 @@ by_place(const void *a, const void *b)
     return p->node < q->node ? -1 : 1;
 }
 
+static int
+by_node(const void *a, const void *b)
+{
+    return ((const place *)a)->node < ((const place *)b)->node ? -1 : 1;
+}
+
+/* Starts that differ by no more than rounding are one: else the unit of time would decide the order, and so would a factor on all
+ * times, with which a chain that is saved would be read back in another order. */
+static void
+settle_ties(place *places, int count)
+{
+    for (int k = 0, end; k < count; k = end) {
+        for (end = k + 1; end < count && places[end].depth == places[k].depth &&
+                          places[end].start_s - places[end - 1].start_s <= 1e-12 * places[end].start_s;
+             end++)
+            continue;
+        qsort(places + k, (size_t)(end - k), sizeof *places, by_node);
+    }
+}
+
 tp_status
 tp_graph_order(const tp_graph *graph, const double *forward_s, int32_t *order, int *cycle)
 {
@@ -130,6 +150,7 @@ tp_graph_order(const tp_graph *graph, const double *forward_s, int32_t *order, i
         *cycle = write_cycle(graph, &r, order);
     else {
         qsort(places, (size_t)graph->count, sizeof *places, by_place);
+        settle_ties(places, graph->count);
         for (int k = 0; k < graph->count; k++)
             order[k] = places[k].node;
     }

@@ -14,7 +14,7 @@ typedef struct {
 } tp_graph;
 
 /* order[count]: nodes by depth (the longest path of edges from a source), then by the start of their forward where every
- * node starts as soon as its sources end, then by index (DawnPiper's order; PLANNERS.md 3.1). Of a graph with a cycle:
+ * node starts as soon as its sources end, then by index (DawnPiper's order; PLANNERS.md 3.1): starts within 1e-12 are one. A cycle:
  * *cycle > 0 nodes, written to order[] in the direction of the edges, and TP_OK. EVALUE naming an edge out of range. */
 TP_MUST_USE tp_status
 tp_graph_order(const tp_graph *graph, const double *forward_s, int32_t *order, int *cycle);

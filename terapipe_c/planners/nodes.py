@@ -170,7 +170,8 @@ class Nodes:
         """A chain from a graph: ``nodes`` as for :meth:`of` in any order, ``edges`` (source, target[, bytes]) by number or
         by name; without bytes an edge carries the source's activation_bytes.
 
-        The order is DawnPiper's: by depth, then by the start of the forward if everything runs as early as it can, then as given.
+        The order is DawnPiper's: by depth, then by the start of the forward if everything runs as early as it can, then as given
+        (also where only rounding tells starts apart).
         cut_bytes and cut_tensors are what crosses each boundary; a tensor with several readers counts once, and if any of its
         edges have bytes only those readers need it. A cycle is a ValueError that names its nodes.
         """
