@@ -208,3 +208,14 @@ def test_more_slices_than_the_reduced_graph_has_room_for():
             rest[j] = (t[1 : n - j + 1, j] + rest[j + 1 :]).min()
         want, got = (stages * t[1:, 0] + rest[1:]).min(), planners.slice_tokens(f, stages, bwd=b if i > 6 else None)
         assert got.optimal and abs(got.latency_s - want) < 1e-11 * want and got.edges > 1000
+
+
+def test_tables_of_cost_models_and_both_directions_are_planned_in_units_that_take_no_long_time():
+    """In units of one token a table of 16384 has 2 GiB, and forward and backward apart took five seconds."""
+    n = 32
+    s, c = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")
+    table = tp.CostModel.from_table(1e-3 + s + 0.01 * s * c, 2 * s, granularity=512)
+    samples = tp.CostModel.from_samples([(64, 0, 1e-3), (128, 0, 2e-3), (16384, 0, 0.3)])
+    for costs, bwd, unit in ((table, None, 4), (table, True, 8), (samples, True, 4), (samples, None, 1)):
+        plan = planners.slice_tokens(costs, 8, seq_len=16384, bwd=bwd)
+        assert plan == planners.slice_tokens(costs, 8, seq_len=16384, bwd=bwd, granularity=unit)

@@ -66,6 +66,16 @@ def layouts(table):
     yield table.astype(np.float32)
 
 
+def test_a_table_of_three_units_may_be_a_tuple_of_four_rows():
+    """It was taken for (G0, G1, a2, a3)."""
+    table = np.add.outer(np.arange(4.0), 0.1 * np.arange(4.0))
+    rows, seconds = tuple(map(tuple, table.tolist())), (0.0, 0.1, 0.2, 0.3)
+    assert planners.slice_tokens(rows, 3, bwd=rows) == planners.slice_tokens(table, 3, bwd=table)
+    assert planners.slice_uneven((rows, rows)) == planners.slice_uneven([table, table])
+    for comm in (rows, seconds):
+        assert planners.slice_tokens(rows, 3, comm=comm) == planners.slice_tokens(table, 3, comm=np.array(comm))
+
+
 def test_a_table_plans_alike_in_every_layout():
     table = np.random.default_rng(0).integers(1, 99, (4, 7, 7)).astype(float)
     for plan in (lambda t: planners.slice_tokens(t[0], 4), lambda t: planners.slice_tokens(table[0], 4, bwd=t[1]),

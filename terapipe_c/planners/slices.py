@@ -34,7 +34,9 @@ __all__ = [
 
 _SHOP_WORK, _SHOP_RATE = 6_000_000_000, 3e7  # extensions of a label by a machine: with no limit, and in a second
 _SHOP_STAGES = 2048  # 4096 machines, links among them (csrc/plan/shop.h)
-_UNITS_IN_A_SECOND = 16384  # up to here the exact search takes well under a second at any granularity
+# Units up to which planning takes under a second at any granularity, by (do the costs make tables, do forward and backward count
+# apart). Tables have units^2 cells: 16384 units are 2 GiB each.
+_UNITS_IN_A_SECOND = {(False, False): 16384, (False, True): 4096, (True, False): 4096, (True, True): 2048}
 
 
 @runtime_checkable
@@ -135,8 +137,8 @@ def _from_dict(costs: dict[str, Any]) -> _Core:
     return (array(costs["G0"], "G0"), array(costs["G1"], "G1"), float(costs["a2"]), float(costs["a3"]))
 
 
-def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None) -> tuple[int, int] | None:
-    """(seq_len, tokens a unit) for a cost model, None for a table."""
+def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None, apart: bool = False) -> tuple[int, int] | None:
+    """(seq_len, tokens a unit) for a cost model, None for a table. apart: forward and backward count separately."""
     if not hasattr(t, attribute):
         for name, value in (("seq_len", seq_len), ("granularity", granularity)):
             if value is not None:
@@ -147,23 +149,32 @@ def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None) 
     tokens = integer(seq_len, "seq_len")
     if tokens < 1:
         raise _core.InvalidValueError(f"seq_len is {tokens}: at least 1 token is needed")
-    unit = _default_granularity(tokens) if granularity is None else integer(granularity, "granularity")
+    most = _UNITS_IN_A_SECOND[bool(getattr(t, "has_tables", False)), apart]
+    unit = _default_granularity(tokens, most) if granularity is None else integer(granularity, "granularity")
     if unit < 1 or tokens % unit:
         raise _core.InvalidValueError(f"granularity is {unit}: a divisor of seq_len, {tokens}, would be right")
     return tokens, unit
 
 
-def _default_granularity(seq_len: int) -> int:
+def _default_granularity(seq_len: int, most: int) -> int:
     unit = 1
-    while seq_len // unit > _UNITS_IN_A_SECOND and seq_len % (2 * unit) == 0:
+    while seq_len // unit > most and seq_len % (2 * unit) == 0:
         unit *= 2
     return unit
+
+
+def _is_linear(cost: Any) -> bool:
+    """Is it (G0, G1, a2, a3)? A table of three units may be a tuple of four rows, seconds by length one of four numbers."""
+    if not isinstance(cost, tuple) or len(cost) != 4:
+        return False
+    many = [isinstance(part, Sequence) or getattr(part, "ndim", 0) > 0 for part in cost]
+    return many == [True, True, False, False]
 
 
 def core_cost(cost: Any, unit: tuple[int, int] | None, phase: str, what: str) -> _Core:
     """A slice cost as the core takes it, from a table or from a cost model."""
     if not hasattr(cost, "slice_cost"):
-        if isinstance(cost, tuple) and len(cost) == 4:
+        if _is_linear(cost):
             return (array(cost[0], what), array(cost[1], what), float(cost[2]), float(cost[3]))
         table = array(cost, what)
         if table.ndim != 2:
@@ -183,7 +194,7 @@ def _message(comm: Any, t: Any, unit: tuple[int, int] | None, units: int, name: 
                                           "would be right")
         seconds = np.ascontiguousarray(t.message_s(np.arange(units + 1.0) * unit[1], model.n_embd), np.float64)
         return (seconds, seconds, 0.0, 0.0)
-    if not hasattr(comm, "slice_cost") and not isinstance(comm, tuple):
+    if not hasattr(comm, "slice_cost") and not _is_linear(comm):
         seconds = array(comm, "comm")
         if seconds.ndim == 1:
             wrong = ~((seconds >= 0.0) & (seconds <= 1e300))
@@ -303,10 +314,10 @@ def slice_tokens(
     count = integer(stages, "stages")
     if not 0.0 <= number(gap, "gap", "a fraction") < np.inf:
         raise _core.InvalidValueError(f"gap is {gap}: a fraction of 0 or more is needed")
-    unit = _unit(t, "slice_cost", seq_len, granularity)
-    longest = _longest(max_slice, unit[1] if unit else 1)
     if bwd is False:
         bwd = None
+    unit = _unit(t, "slice_cost", seq_len, granularity, bwd is not None)
+    longest = _longest(max_slice, unit[1] if unit else 1)
     forward: _Core
     if unit is None:
         forward = array(t, "t")
