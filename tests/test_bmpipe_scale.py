@@ -106,3 +106,16 @@ def test_the_bound_of_highs_is_none_of_a_plan_that_may_not_be_the_best(monkeypat
     found = tp.planners.bmpipe_highs(layers, 3, 6, 100.0, 1, 0.5)
     assert best.optimal and found.step_time_s > 1.01 * best.step_time_s
     assert found.lower_bound_s <= best.step_time_s and not found.optimal
+
+
+def test_highs_keeps_limits_to_the_byte() -> None:
+    """Its tolerance is relative: of 800 MB a byte too many was none, and the plan was called optimal."""
+    pytest.importorskip("highspy")
+    ways = [{"extra_bwd_s": 0.0, "activation_bytes": 1e8}, {"extra_bwd_s": 1.0, "activation_bytes": 1e7}]
+    layers = [{"name": "a", "count": 4, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 2e8, "strategies": ways}]
+    for short, step_s in ((0.0, 30.0), (1.0, 33.0), (7.0, 33.0), (1000.0, 33.0)):
+        found = tp.planners.bmpipe_highs(layers, 2, 4, 8e8 - short)
+        assert found.step_time_s == tp.planners.bmpipe(layers, 2, 4, 8e8 - short).step_time_s == step_s
+        assert max(found.peak_memory_bytes) <= 8e8 - short and found.lower_bound_s <= step_s
+    with pytest.raises(tp.InfeasibleError, match="memory_bytes 299999999"):
+        tp.planners.bmpipe_highs([layers[0] | {"strategies": ways[:1], "count": 3}], 3, 1, 3e8 - 1.0)

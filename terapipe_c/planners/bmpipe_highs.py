@@ -19,6 +19,7 @@ from .arguments import FloatArray, integer, number, time_limit
 from .bmpipe import BMPipePlan, CoreLayers, Layers, core_layers, memory, plan_of
 
 _ROUNDS = 400
+_ROUNDING = 1e-12  # of a limit: what ``bmpipe`` lets its sums be over it (csrc/plan/bmpipe.h)
 _CLOSE = 1e-6  # a simulation this close to the solver's makespan ends the rounds
 
 
@@ -149,9 +150,10 @@ def bmpipe_highs(
 ) -> BMPipePlan:
     """The plan of ``bmpipe``'s programme, solved by HiGHS (extra ``terapipe_c[highs]``): arguments and result as of ``bmpipe``.
 
-    Path inequalities are generated on the linear relaxation, then on the integer programme. lower_bound_s is HiGHS's dual bound;
-    of the counters, evaluations are solver calls and paths the inequalities. time_limit_s None: no limit; TimeoutError if the time
-    ends without any plan.
+    Path inequalities are generated on the linear relaxation, then on the integer programme. lower_bound_s is HiGHS's dual bound.
+    HiGHS keeps limits up to a tolerance: where its plan is some bytes over, one for a little less memory is taken. Of the counters,
+    evaluations are solver calls and paths the inequalities. time_limit_s None: no limit; TimeoutError if the time ends without any
+    plan.
     """
     highspy = _highs()
     began = time.perf_counter()
@@ -162,16 +164,16 @@ def bmpipe_highs(
         integer(chunks, "chunks"), number(comm_s, "comm_s", "seconds"),
     )  # fmt: skip
     best: tuple[Any, ...] | None = None
-    bound, calls, whole, start = 0.0, 0, False, None
+    bound, calls, whole, start, given, less = 0.0, 0, False, None, programme.memory_bytes, 0.0
     for _ in range(_ROUNDS):
         left = limit - (time.perf_counter() - began)
         if left <= 0.0:
             break
         x, proven = _solve(highspy, programme, whole, min(left, 1e7), start)
         calls += 1
-        if proven == float("inf"):
-            _refuse(programme.memory_bytes)
-        bound = max(bound, proven)
+        if proven == float("inf") and best is None:
+            _refuse(given)
+        bound = bound if less else max(bound, proven)
         if x is None:
             break
         found = np.rint(programme.layers_of(x)) if whole else np.maximum(programme.layers_of(x), 0.0)     # within a tolerance
@@ -183,6 +185,11 @@ def bmpipe_highs(
                 core, programme.stages, programme.micro_batches, found.astype(np.int32).reshape(shape),
                 programme.chunks, programme.comm_s,
             )  # fmt: skip
+            over = float(max(judged[1])) - given
+            if over > _ROUNDING * given:                       # by the solver's tolerance: a plan that keeps to less is looked for
+                less, start = 2.0 * max(over, less), None
+                programme.memory_bytes = given - less
+                continue
             if best is None or judged[2] < best[2]:
                 best, start = judged, x.copy()
                 start[-1] = judged[2]
