@@ -532,7 +532,8 @@ tp_bmpipe_bound(tp_bmpipe_search_room *s, double *bound_s)
     TP_TRY(dual_open(&d, s));
     seed_paths(&d);
     double first_rows = (double)d.virtuals * d.virtuals * d.columns; /* multiplications to add them */
-    if (4.0 * (double)tp_bmpipe_lp_bytes(d.columns, d.room) > ROOM || 6.0 * first_rows > (double)d.work) {
+    int is_large = 4.0 * (double)tp_bmpipe_lp_bytes(d.columns, d.room) > ROOM || 6.0 * first_rows > (double)d.work;
+    if (is_large || tp_bmpipe_is_late(s->p)) {
         *bound_s = fmax(evaluate_mean(&d), work_bound(s->p)) * (1.0 - TP_BMPIPE_SLACK);
         return TP_OK;
     }

@@ -241,7 +241,7 @@ tp_bmpipe_open(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options,
     *p = (tp_bmpipe){.layers = layers, .options = options, .arena = arena, .stages = options->stages,
                      .chunks = options->chunks, .virtuals = options->stages * options->chunks, .micros = options->micros};
     if (options->time_limit_s > 0.0 && options->time_limit_s < 1e9)
-        p->deadline_ns = tp_clock_ns() + (int64_t)(options->time_limit_s * 1e9);
+        p->end_ns = p->deadline_ns = tp_clock_ns() + (int64_t)(options->time_limit_s * 1e9);
     size_t virtuals = (size_t)p->virtuals;
     void *memory = NULL;
     if (layers != NULL)

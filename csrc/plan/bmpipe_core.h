@@ -45,7 +45,8 @@ typedef struct {
     double *load, *link_s;          /* [2 * virtuals] F then B, what sim reads; [virtuals] */
     int64_t *path;                  /* [TP_OPS * virtuals] */
     int64_t evaluations, simulations, nodes;
-    int64_t deadline_ns;            /* 0: none */
+    int64_t deadline_ns;            /* of what is done now; 0: none */
+    int64_t end_ns;                 /* of all; 0: none */
     int late;                       /* the deadline has passed */
     int64_t asked;                  /* steps since somebody was asked whether to stop */
 } tp_bmpipe;

@@ -13,9 +13,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/deadline.h"
 
 enum { LABELS = 64, ROWS = TP_EXACT_ROWS, PATIENCE = 4096 }; /* PATIENCE: nodes before a proof is tried */
+
+/* Is the time limit past? What comes before the branches takes seconds where there are many stages, layers and strategies. (Effort
+ * is of the branches alone: it ends nothing here.) */
+static int
+out_of_time(tp_exact *e)
+{
+    int past = e->p->deadline_ns != 0 && tp_clock_ns() > e->p->deadline_ns;
+    e->p->late |= past;
+    return past;
+}
 
 /* Bytes that the interval may keep of one micro-batch. */
 static double
@@ -140,7 +151,7 @@ find_reach(tp_exact *e)
     int n = e->n, stages = e->stages;
     void *memory = NULL;
     for (int x = 0; x < stages; x++)
-        for (int i = x; i < n && (x > 0 || i == 0); i++) {
+        for (int i = x; i < n && (x > 0 || i == 0) && !out_of_time(e); i++) {
             int first = tp_exact_first_end(e, x, i), last = n - (stages - 1 - x), count = 0;
             e->reach[tp_exact_cell(e, x, i)] = first - 1;
             for (int j = first; j <= last; j++, count++)
@@ -227,7 +238,7 @@ find_labels(tp_exact *e)
     static tp_exact_label nothing = {0.0, 0.0};
     e->suffix[(size_t)e->stages * (size_t)(e->n + 1) + (size_t)e->n] = (tp_exact_labels){&nothing, 1};
     for (int x = e->stages - 1; x >= 0; x--)
-        for (int i = x; i < e->n && (x > 0 || i == 0); i++)
+        for (int i = x; i < e->n && (x > 0 || i == 0) && !out_of_time(e); i++)
             TP_TRY(label_cell(e, x, i));
     return TP_OK;
 }
@@ -301,7 +312,7 @@ static tp_status
 seed_rows(tp_exact *e)
 {
     double ignored = 0.0;
-    for (int x = 0; x < e->stages; x++) {
+    for (int x = 0; x < e->stages && !out_of_time(e); x++) {
         memcpy(e->cut, e->best_cut, (size_t)(e->stages + 1) * sizeof *e->cut);
         TP_TRY(tp_exact_simulate(e, &ignored));
         e->p->load[x] *= 2.0;
@@ -453,6 +464,7 @@ first_plan(tp_exact *e)
                 }
             }
         }
+    e->least_most_s = least[0];
     for (int x = 0; x < stages; x++)
         e->cut[x + 1] = next[x * (n + 1) + e->cut[x]];
     TP_TRY(tp_exact_simulate(e, &makespan));
@@ -514,18 +526,29 @@ is_whole(const tp_bmpipe *p)
     return whole && 4.0 * all * p->micros < 4503599627370496.0;
 }
 
+/* What the labels say of all plans; where the time ends before there are any, what is known without extra seconds. */
+static tp_status
+label_all(tp_exact *e, double *labels_s)
+{
+    TP_TRY(find_reach(e));
+    if (!out_of_time(e))
+        TP_TRY(find_labels(e));
+    *labels_s = out_of_time(e) ? e->constant_s + e->least_most_s : tp_exact_bound(e, 0, 0, 0.0, 0.0);
+    *labels_s = fmin(*labels_s, e->best_s);
+    return TP_OK;
+}
+
 tp_status
 tp_bmpipe_exact(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
 {
     tp_exact e;
+    double labels_s = 0.0;
     TP_TRY(exact_open(&e, p));
     e.whole = is_whole(p);
     TP_TRY(find_fit(&e));
     TP_TRY(first_plan(&e));
-    TP_TRY(find_reach(&e));
-    TP_TRY(find_labels(&e));
-    double labels_s = fmin(tp_exact_bound(&e, 0, 0, 0.0, 0.0), e.best_s);
-    if (labels_s < tp_exact_goal(&e)) {
+    TP_TRY(label_all(&e, &labels_s));
+    if (labels_s < tp_exact_goal(&e) && !out_of_time(&e)) {
         TP_TRY(seed_rows(&e));
         TP_TRY(search(&e));
     }

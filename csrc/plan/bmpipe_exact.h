@@ -45,7 +45,7 @@ tp_exact_by_bound(const void *a, const void *b)
 typedef struct {
     tp_bmpipe *p;
     int n, stages;
-    double constant_s;
+    double constant_s, least_most_s; /* F + B + messages; the least largest w of boundaries that fit, without extra seconds */
     int *reach;      /* [stages][n] the last end that a plan below the best may use; `from` itself: none */
     double **extra;  /* [stages][n] least extra seconds by end: [end - first_end] */
     tp_exact_labels *suffix; /* [stages + 1][n + 1] */

@@ -159,15 +159,18 @@ nearest(const tp_bmpipe *p, const tp_bmpipe_choice *choice, int stage, const dou
     return best;
 }
 
-/* s->now with the boundaries it has and the ways to recompute nearest to extra_s. *lacking: a stage that has none; -1. */
+/* s->now with the boundaries it has and the ways to recompute nearest to extra_s. *lacking: a stage that has none; -1. Of a plan
+ * that is wanted only below a limit none is looked for once all time is up: those of one stage alone may take long. */
 static tp_status
 begin_at(tp_bmpipe_search_room *s, const double *extra_s, double limit_s, int *lacking)
 {
     *lacking = -1;
     for (int x = 0; x < s->p->stages; x++) {
         const tp_bmpipe_choice *choice = NULL;
-        TP_TRY(tp_bmpipe_choices(s, s->now.cut, x, &choice));
-        if (choice->count == 0) {
+        int is_up = limit_s < INFINITY && s->p->end_ns != 0 && tp_clock_ns() > s->p->end_ns;
+        if (!is_up)
+            TP_TRY(tp_bmpipe_choices(s, s->now.cut, x, &choice));
+        if (is_up || choice->count == 0) {
             *lacking = x;
             return TP_OK;
         }
