@@ -112,7 +112,7 @@ def _bars() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text, and need not be told
             from tqdm.auto import tqdm
-    except ImportError:
+    except (ImportError, ValueError):    # of the latter kind is what a TQDM_ variable says that is no number
         return None
     return type("StepsBar", (tqdm,), {"_lock": threading.RLock(), "monitor_interval": 0})
 

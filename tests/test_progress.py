@@ -235,6 +235,14 @@ def test_a_line_that_is_overwritten_is_no_longer_than_the_terminal_is_wide(monke
     assert [len(line.strip()) for line in lines] == [29, 29] and lines[1].startswith("2 of 200 steps done")
 
 
+@pytest.mark.parametrize("name", ["TQDM_NCOLS", "TQDM_MININTERVAL"])
+def test_a_variable_of_tqdms_that_is_no_number_costs_the_bar_alone(name):
+    """tqdm fails when it is imported, and ended the run."""
+    ran = subprocess.run([sys.executable, "-P", "-c", "from terapipe_c.progress import _bars; assert _bars() is None"],
+                         env={**os.environ, name: "wide"}, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_ctrl_c_while_a_bars_thread_starts_leaves_it_not_waiting(monkeypatch):
     begin = threading.Thread.start
     threads = []
