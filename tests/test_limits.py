@@ -10,7 +10,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _core, planners
-from terapipe_c.planning import deadline, joint, singles
+from terapipe_c.planning import deadline, joint, partitioners, search, singles
 from terapipe_c.planning.deadline import late, share, within, without
 from terapipe_c.planning.request import PLANNERS, check_request
 from terapipe_c.planning.starts import StageCost
@@ -296,3 +296,30 @@ def test_bytes_beyond_64_bits_are_refused(width, batch, micros, words):
     with pytest.raises(tp.InvalidValueError, match=re.escape(words)):
         tp.plan(model, cluster, batch=batch, seq_len=model.block_size, planner="uniform", schedule="gpipe",
                 slicing=[(batch // micros, [model.block_size])] * micros)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 30, 100, 300])
+def test_past_the_limit_no_look_begins_and_no_question_whether_anything_fits(limit, counted, monkeypatch):
+    """Ranks are ordered by looks, and schedules that refused are followed by the question whether any can fit: each of these builds
+    programs, which take a second apiece where models are large."""
+    begun = {"look": 0, "fits": 0}
+
+    def watched(name, function):
+        def asked(*arguments):
+            begun[name] += late()
+            return function(*arguments)
+        return asked
+
+    monkeypatch.setattr(partitioners, "first_look", watched("look", partitioners.first_look))
+    monkeypatch.setattr(search._Hunt, "_fits_less", watched("fits", search._Hunt._fits_less))
+    monkeypatch.setattr(search._Search, "_can_fit", watched("fits", search._Search._can_fit))
+    with pytest.raises(tp.DeadlineError):
+        tp.plan(MODEL, CLUSTER, planner="terapipe", memory_bytes=40_000, time_limit_s=limit, **REQUEST)
+    assert begun["look"] <= 1 and begun["fits"] <= 1           # time may be up between the question and this one
+
+
+def test_more_time_does_not_lose_the_plan_that_is_there_at_once(counted, tight):
+    model, request = tight
+    least = tp.plan(model, CLUSTER, time_limit_s=1e-9, **request).step_time_s
+    for limit in (3, 10, 30, 100, 300, 1000, 3000):
+        assert tp.plan(model, CLUSTER, time_limit_s=limit, **request).step_time_s <= least

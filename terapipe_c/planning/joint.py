@@ -562,7 +562,7 @@ def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: Non
         s.deepen()
         if not done:
             s.recompute(at_last=True)
-    if s.best is None and s.reserve is not None:
+    if s.reserve is not None and (s.best is None or late()):   # what was stopped has not found as good a one, maybe
         s.offer(s.reserve, "what could be built at once")
     if s.best is None:
         check_time(bool(s.stopped))

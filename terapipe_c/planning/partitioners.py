@@ -5,6 +5,7 @@ Whichever planner it is, its plan is judged by simulating the program that the e
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -150,7 +151,7 @@ def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
 def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     judges = _judges(request, judge_of)
     compared: list[tuple[str, float]] = []
-    looks = [first_look(judge, request) for judge in judges] if len(judges) > 1 and not late() else [0.0] * len(judges)
+    looks = [first_look(judge, request) if len(judges) > 1 and not late() else math.inf for judge in judges]
     best: Found | None = None
     least, kinds = cache(lambda: least_work_s(request, request.share)), cache(lambda: least_of_kinds(request, request.share))
 

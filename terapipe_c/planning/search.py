@@ -251,8 +251,8 @@ class _Hunt:
             return any(self._tight(order, near, mends=False) is not None for order in self._orders()[:2])
         orders = self._orders()[:2]
         if self.exact and self.partition is None and enough is not None:
-            orders = [order for order in orders if self._fits_less(order, enough)]
-        return self._nearly_fits([self._least_of(order) for order in orders], limit)
+            orders = [order for order in orders if late() or self._fits_less(order, enough)]
+        return late() or self._nearly_fits([self._least_of(order) for order in orders], limit)
 
     def _fits_less(self, order: Candidate, enough: int) -> bool:
         """Whether this schedule and slicing need less than ``enough`` bytes on some partition."""
@@ -460,7 +460,7 @@ class _Search:
         limit, before = self.judge.limit, self.judge.shortest
         if limit is None or before is None or self.judge.in_passing or not _are_cut_exactly(self.judge, self.names):
             return False
-        return not any([self._can_fit(grid, limit) for grid in self.todo])     # a list: ask all, for the refusal to name the least
+        return not any([late() or self._can_fit(grid, limit) for grid in self.todo])   # a list: a refusal names the least of all
 
     def _work_of(self, grid: int) -> int:
         """Ticks for a grid: less for grids of few slices, where little is to be found, so that large requests have some left for
@@ -501,7 +501,7 @@ class _Search:
                 self.judge.gave_up = True
                 break
             if i == 0 and found is None and limit is not None and self.hunts[grid].best(limit) is None and not late():
-                if not any([self._can_fit(g, limit) for g in self.todo[1:]]):
+                if not any([late() or self._can_fit(g, limit) for g in self.todo[1:]]):
                     break                                      # a list, as in _nothing_fits
 
     def best(self) -> Candidate | None:
