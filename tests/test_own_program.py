@@ -147,3 +147,15 @@ def test_a_program_that_holds_too_much_is_told_the_least_that_its_swaps_need():
         assert max(dataclasses.replace(given, memory_limit_bytes=least).with_program(program).peak_memory_bytes) == least
         with pytest.raises(tp.InfeasibleError):
             dataclasses.replace(given, memory_limit_bytes=least - 1).with_program(program)
+
+
+def test_a_shared_weight_whose_ends_are_no_neighbours_is_named():
+    home = [0, 1, 2, 3, 3, 3, 2, 2]     # all that follow each other are neighbours; only the weight's ends are not
+    stages = [[k for k, rank in enumerate(home) if rank == r] for r in range(4)]
+    text = "\n".join(" ".join([*(f"{k}F0.0" for k in mine), *(f"{k}B0.0" for k in reversed(mine))]) for mine in stages)
+    given = tp.plan(MODEL, CLUSTER, 1, SEQ, planner="uniform", stages=4, schedule="looped-bfs", chunks=2, slicing=1)
+    with pytest.raises(ValueError, match="first stage and the last, which share a weight, on ranks 0 and 2: neighbouring"):
+        given.with_program(tp.Program.parse(text))
+    loose = tp.plan(dataclasses.replace(MODEL, tie_weights=False), CLUSTER, 1, SEQ, planner="uniform", stages=4,
+                    schedule="looped-bfs", chunks=2, slicing=1)
+    assert loose.with_program(tp.Program.parse(text)).schedule == "own"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._core import InfeasibleError, InvalidTypeError, InvalidValueError, Program
+from .._core import OPS, InfeasibleError, InvalidTypeError, InvalidValueError, Program
 from ..backend import choose
 from ..config import brief
 from ..cost import filled
@@ -123,6 +123,10 @@ def _check_neighbours(program: Program) -> None:
     """A run has rings only between neighbouring ranks (``job.neighbours``)."""
     ranks = program.num_ranks
     for rank in range(ranks):
-        for peer in set(program.instructions(rank)["peer"].tolist()) - {-1, (rank + 1) % ranks, (rank - 1) % ranks}:
+        code = program.instructions(rank)
+        for peer in set(code["peer"].tolist()) - {-1, (rank + 1) % ranks, (rank - 1) % ranks}:
+            if (code["op"][code["peer"] == peer] == OPS.index("AR")).all():       # lower's, where the user sees no message
+                raise InvalidValueError("program has the first stage and the last, which share a weight, on ranks "
+                                        f"{rank} and {peer}: neighbouring ranks (the last one and rank 0 are), or one, would be right")
             raise InvalidValueError(f"program sends from rank {rank} to rank {peer}: stages that follow each other on neighbouring "
                                     "ranks (the last one and rank 0 are), or on one, would be right")
