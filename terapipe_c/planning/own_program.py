@@ -126,7 +126,7 @@ def _check_neighbours(program: Program) -> None:
         code = program.instructions(rank)
         for peer in set(code["peer"].tolist()) - {-1, (rank + 1) % ranks, (rank - 1) % ranks}:
             if (code["op"][code["peer"] == peer] == OPS.index("AR")).all():       # lower's, where the user sees no message
-                raise InvalidValueError("program has the first stage and the last, which share a weight, on ranks "
-                                        f"{rank} and {peer}: neighbouring ranks (the last one and rank 0 are), or one, would be right")
+                raise InvalidValueError(f"program has the first stage and the last, which share a weight, on ranks {rank} and "
+                                        f"{peer}: neighbouring ranks (the last one and rank 0 are), or one, would be right")
             raise InvalidValueError(f"program sends from rank {rank} to rank {peer}: stages that follow each other on neighbouring "
                                     "ranks (the last one and rank 0 are), or on one, would be right")
