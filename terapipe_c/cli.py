@@ -261,8 +261,6 @@ def _plan_result(plan: Any) -> dict[str, Any]:
 def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
     names = (*LAUNCH_NUMBERS, "lr_schedule", "betas", "init", "backend", "dtype")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if "betas" in options:
-        options["betas"] = tuple(options["betas"])
     if args.gpus:
         options["devices"] = args.gpus
     if args.threads:
