@@ -323,3 +323,22 @@ def test_more_time_does_not_lose_the_plan_that_is_there_at_once(counted, tight):
     least = tp.plan(model, CLUSTER, time_limit_s=1e-9, **request).step_time_s
     for limit in (3, 10, 30, 100, 300, 1000, 3000):
         assert tp.plan(model, CLUSTER, time_limit_s=limit, **request).step_time_s <= least
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 30, 100, 300])
+def test_past_the_limit_no_configuration_is_bounded_and_no_search_prepared(limit, counted, monkeypatch):
+    """Large clusters have thousands, with hundreds of sizes of micro-batch each: bounds took seconds, of a limit of 0.1 s."""
+    begun = {"bounds": 0, "searches": 0}
+
+    def watched(name, function):
+        def asked(*arguments):
+            begun[name] += late()
+            return function(*arguments)
+        return asked
+
+    monkeypatch.setattr(joint, "stages_bound_s", watched("bounds", joint.stages_bound_s))
+    monkeypatch.setattr(joint._Configuration, "of", watched("searches", joint._Configuration.of))
+    found = tp.plan(MODEL, CLUSTER, time_limit_s=limit, **REQUEST)
+    log = "\n".join(found.search_log)
+    assert begun["bounds"] <= 1 and begun["searches"] <= 1, log     # time may be up between the question and this one
+    assert "left at the time limit" in log and "from 0" not in log

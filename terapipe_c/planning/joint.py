@@ -34,6 +34,7 @@ or left out, and the plan in hand is finished, which takes about as long as buil
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -111,15 +112,15 @@ def _numbers_of_ranks(request: Request, chunks: int, replicas: int) -> list[int]
 
 
 def _configurations(request: Request, refused: dict[str, str]) -> list[_Configuration]:
-    """Every configuration that the request leaves open, the most promising first. refused: filled with why a schedule is not
-    possible in some of them."""
+    """Every configuration that the request leaves open, the most promising first; past a time limit, after which nothing begins, in
+    any order. refused: filled with why a schedule is not possible in some of them."""
     replicas = [request.replicas]
     if request.free_replicas:
         replicas = [d for d in range(1, min(request.cluster.num_devices, request.batch) + 1) if request.batch % d == 0]
     rows, order, blocks = [], itertools.count(), _Blocks(request)
     for d in replicas:
         share = request.batch // d
-        least, kinds = least_work_s(request, share), least_of_kinds(request, share)
+        least = None if late() else (least_work_s(request, share), least_of_kinds(request, share))
         micros = share if request.slicing is None else len(request.slicing)
         for chunks in CHUNKS if request.free_chunks else (request.chunks,):
             known = schedules_of(request, chunks)
@@ -132,9 +133,12 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
                 refused.update((name, why) for name, why in reasons.items() if why and name not in refused)
                 names = tuple(name for name in known if not reasons[name])
                 if names and (ranks > 1 or chunks in (1, request.chunks)):
-                    guess = rounded(blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0))
-                    stages = min(stages_bound_s(request, ranks, chunks, d, kinds, way) for way in {n in ZIGZAG for n in names})
-                    bound = max(stages, bound_s(request, ranks, chunks, d, least))
+                    guess, bound = math.inf, 0.0
+                    if least is not None and not late():
+                        guess = rounded(blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0))
+                        stages = min(stages_bound_s(request, ranks, chunks, d, least[1], way)
+                                     for way in {n in ZIGZAG for n in names})
+                        bound = max(stages, bound_s(request, ranks, chunks, d, least[0]))
                     rows.append(_Configuration(guess, next(order), bound, ranks, chunks, d, names))
     return sorted(rows)
 
@@ -274,6 +278,7 @@ class _Search:
         self.judges: dict[tuple[int, int, int], Judge] = {}
         self.quick: dict[tuple[str, int, int, int], Candidate] = {}   # the quick plan of a schedule and configuration
         self.bound: dict[tuple[int, int, int], float] = {}            # by configuration
+        self.unasked = 0                                              # searches that no task was made of: time was up
         self.order: dict[tuple[str, int, int], float] = {}            # of whole sequences, by schedule, ranks and chunks
 
     @property
@@ -334,7 +339,8 @@ class _Search:
         looked: list[_Configuration] = []
         left: list[_Configuration] = []
         for c in rows:
-            self.bound[c.key] = c.bound
+            if c.bound > 0:
+                self.bound[c.key] = c.bound
             if c.bound >= self.seconds * SLIGHT:
                 continue
             if self.work > _WORK or late():
@@ -358,8 +364,9 @@ class _Search:
         if pruned:
             text += f", {pruned} left out because their bounds are no better than the best"
         if left:
-            text += (f", {len(left)} left at the {'time' if late() else 'work'} limit (bounds from "
-                     f"{human_seconds(min(c.bound for c in left))} on)")
+            least = min(c.bound for c in left)                 # 0: there was no time to bound all
+            text += f", {len(left)} left at the {'time' if late() else 'work'} limit"
+            text += f" (bounds from {human_seconds(least)} on)" if least > 0 else ""
         self.log.append(text)
         if more := chunks_left_out(self.request):
             self.log.append(more)
@@ -376,7 +383,7 @@ class _Search:
         for key, found in sorted(self.quick.items(), key=lambda item: pace(item[1])):
             if work > _GLIMPSES or late():
                 break
-            if self.bound[key[1:]] < self.seconds * SLIGHT:
+            if self.bound.get(key[1:], 0.0) < self.seconds * SLIGHT:
                 judge = self.judges[key[1:]]
                 before = judge.work
                 self.quick[key] = self._descended(judge, found, _GLIMPSE)
@@ -419,6 +426,9 @@ class _Search:
             for names in dict.fromkeys(AUTO if name in AUTO and r.schedules == AUTO else (name,) for name in c.names):
                 usual = names == r.schedules and c.ranks in r.ranks[:1] and c.key[1:] == (r.chunks, r.replicas)
                 if not usual and (names[0], c.chunks, c.ranks, c.replicas) not in known:
+                    if late():
+                        self.unasked += 1
+                        continue
                     asked = replace(c.of(r, names), planner="terapipe")
                     quick = min(self._quick_s(name, c.key) for name in names)
                     others.append(_Task(1, quick, len(rows) + len(others), {c.ranks: c.bound}, asked, False))
@@ -428,6 +438,7 @@ class _Search:
         """Make every task's plan, except where its bound says that it cannot win."""
         counts = {named: dict.fromkeys(("made", "bound", "room", "time", "cut"), 0) for named in (True, False)}
         tasks = self.tasks()
+        counts[False]["time"] = self.unasked
         asked: deque[tuple[_Task, Callable[[], _Answer]]] = deque()
 
         def take() -> None:
