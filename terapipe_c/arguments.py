@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ._files import loads
 
-__all__ = ["LAUNCH_NUMBERS", "build_parser", "launch_names", "plan_flags_given"]
+__all__ = ["LAUNCH_NUMBERS", "as_given", "build_parser", "launch_names", "plan_flags_given"]
 
 Run = Callable[[argparse.Namespace], int]
 LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
@@ -312,6 +312,15 @@ def _pairs(text: str) -> Any:
         return [(first, end) for first, end in _notation(text)]
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not [(first_block, last_block + 1), ...], nor that in JSON") from error
+
+
+def as_given(name: str, value: Any) -> Any:
+    """A value of a sweep's grid, where it is text that the option of this name has another reading of; ValueError: none has."""
+    read = {"slicing": _slicing, "partition": _pairs}.get(name)
+    try:
+        return read(value) if read and isinstance(value, str) else value
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"value {error} (of {name})") from error
 
 
 def _notation(text: str) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 
 from . import timelines
 from ._files import check_place, read_entry
-from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, build_parser, launch_names, plan_flags_given
+from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, as_given, build_parser, launch_names, plan_flags_given
 
 __all__ = ["main"]
 
@@ -511,6 +511,7 @@ def _sweep(args: argparse.Namespace) -> int:
     for name in grid:
         if name == "executable" or isinstance(getattr(args, name), bool):
             grid[name] = [said(name, value) for value in grid[name]]
+        grid[name] = [as_given(name, value) for value in grid[name]]
     given = {name for name, value in vars(args).items() if value is not None and value is not False}
     idle = sorted((launch_names() - {"backend", "dtype"}) & (given | grid.keys()))
     if idle and not args.train:     # trials that differ in these alone would be the same plan again

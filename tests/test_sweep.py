@@ -15,6 +15,7 @@ from test_cli import SMALL, run
 
 import terapipe_c as tp
 from terapipe_c import cli
+from terapipe_c.explain import format_slicing
 from terapipe_c.job import Folder
 from terapipe_c.sweep import Sweep, begun, read_grid
 
@@ -204,3 +205,18 @@ def test_what_is_given_or_not_is_no_word(capsys, tmp_path):
     for value in ("maybe", "2", "1.5", "[]", '"no way"'):
         code, _, err = run(capsys, "sweep", *SMALL, "--grid", f"untied={value}", "--out", path)
         assert code == 2 and "of untied is neither true nor false" in err
+
+
+def test_a_grid_has_slices_and_stages_as_a_plan_prints_them(capsys, tmp_path):
+    """As --slicing and --partition do; they were texts, which the error said would have been right."""
+    path = tmp_path / "rows.jsonl"
+    plan = json.loads(run(capsys, "plan", *SMALL, "--stages", "2", "--slicing", "2", "--json")[1])
+    slicing, partition = ([tuple(part) for part in plan[name]] for name in ("slicing", "stages"))
+    texts = [format_slicing(slicing), str(slicing), json.dumps(slicing)]
+    grid = [*("--grid=slicing=" + text for text in texts), f"--grid=partition={partition}"]
+    assert run(capsys, "sweep", *SMALL, *grid, "--out", path)[0] == 0
+    (row,) = map(json.loads, path.read_text().splitlines())      # of three texts that say the same
+    assert row["status"] == "done" and row["result"]["slicing"] == plan["slicing"] and row["result"]["stages"] == plan["stages"]
+    for name in ("slicing", "partition"):
+        code, _, err = run(capsys, "sweep", *SMALL, "--grid", f"{name}=[(1, x)]", "--out", path)
+        assert code == 2 and f"(of {name})" in err and len(path.read_text().splitlines()) == 1
