@@ -45,8 +45,11 @@ function bytes(b){if(b<1024)return b+" B";let s,n;
 function css(name){return getComputedStyle(document.documentElement).getPropertyValue(name).trim()}
 const shade=i=>D.chunk&&!D.unshaded.includes(D.op[i])?D.levels[D.chunk[i]]:D.micro[i]%4;
 const X=t=>LEFT+(t-from)/(to-from)*(width-LEFT-8),T=x=>from+(x-LEFT)/(width-LEFT-8)*(to-from);
-/* First interval that ends after t, of a rank's work (2 rank) or of its copies beside it (2 rank + 1): each is in order. */
-function first(k,t){let a=D.begin[k],b=D.begin[k+1];while(a<b){const m=(a+b)>>1;if(D.end[m]<t)a=m+1;else b=m}return a}
+/* Of a rank's work (2 rank), or of what goes on beside it (2 rank + 1): until when there was something, as messages may overlap. */
+const until=D.end.slice();D.begin.slice(0,-1).forEach((a,k)=>{
+ for(let i=a+1;i<D.begin[k+1];i++)until[i]=Math.max(until[i-1],until[i])});
+/* The first interval behind which something goes on at t; what ends before t may be among those that follow. */
+function first(k,t){let a=D.begin[k],b=D.begin[k+1];while(a<b){const m=(a+b)>>1;if(until[m]<t)a=m+1;else b=m}return a}
 function draw(){
  const ratio=devicePixelRatio||1,height=TOP+D.ranks*(lane+gap)+4;width=canvas.clientWidth;
  canvas.width=width*ratio;canvas.height=height*ratio;canvas.style.height=height+"px";g.setTransform(ratio,0,0,ratio,0,0);
@@ -63,6 +66,7 @@ function draw(){
   g.textAlign="center";
   for(const k of[2*r,2*r+1]){let painted=-1,last="";
   for(let i=first(k,from);i<D.begin[k+1]&&D.start[i]<to;i++){
+   if(D.end[i]<from)continue;
    const a=Math.max(LEFT,X(D.start[i])),b=Math.min(width-8,X(D.end[i])),w=b-a,colour=D.colours[D.op[i]][shade(i)];
    if(b<painted+.4&&colour==last)continue;
    const low=isMessage.has(D.op[i]),h=low?lane*.22:lane;
@@ -84,7 +88,7 @@ canvas.addEventListener("pointermove",e=>{
  if(drag){const d=(drag[0]-e.clientX)/(width-LEFT-8)*(drag[2]-drag[1]);from=drag[1]+d;to=drag[2]+d;$("tip").style.display="none";
   return show()}
  const r=Math.floor((e.offsetY-TOP)/(lane+gap)),t=T(e.offsetX),tip=$("tip");
- const at=k=>{const i=first(k,t);return i<D.begin[k+1]&&D.start[i]<=t?i:-1};
+ const at=k=>{let f=-1;for(let i=first(k,t);i<D.begin[k+1]&&D.start[i]<=t;i++)if(D.end[i]>=t)f=i;return f};
  let i=-1;if(r>=0&&r<D.ranks&&e.offsetX>=LEFT){
   const low=e.offsetY-TOP-r*(lane+gap)>.78*lane;i=at(2*r+low);if(i<0)i=at(2*r+!low)}
  if(i>=0){

@@ -466,9 +466,8 @@ def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[
 def html_page(line: Timeline) -> str:
     """A page with its data and its script inside: no network is needed to open it."""
     rows = line.intervals
-    copies = np.isin(rows["op"], _SWAPS) & (line.program is not None and line.program.swaps_beside)
-    place = 2 * rows["rank"].astype(np.int64) + copies
-    rows, place = rows[order := np.argsort(place, kind="stable")], place[order]  # a rank's work, then its copies beside it
+    place = 2 * rows["rank"].astype(np.int64) + np.isin(rows["op"], _beside(line))
+    rows, place = rows[order := np.argsort(place, kind="stable")], place[order]  # a rank's work, then what goes on beside it
     chunk = _chunks(rows)
     levels = _levels(1 if chunk is None else int(chunk.max()) + 1)
     shades = list(_SHADES)

@@ -265,6 +265,16 @@ def test_the_page_tells_chunks_and_what_it_leaves_out(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
+def test_the_page_keeps_a_message_that_goes_on_beside_work(tmp_path):
+    """Closer, it was gone, and the pointer found it where the work is, or the work where it is."""
+    work = [(0, "F", 0, i, 0, float(i), i + 1.0) for i in range(10)]
+    told = run_page(Timeline.from_intervals([(0, "RF", 0, 1, 0, 0.0, 10.0), *work, (0, "SF", 0, 0, 0, 1.0, 1.5)]), tmp_path)
+    assert set(told["close"]) & {view._colour("F", shade) for shade in "0123"} and view._colour("RF", "1") in told["close"]
+    assert view._colour("SF", "0") in told["fills"] and view._colour("SF", "0") not in told["close"]
+    assert told["low"].startswith("<b>receive activation</b>") and told["tip"].startswith("<b>forward</b>")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
 def test_the_page_tells_times_and_bytes_as_python_does(tmp_path):
     random = np.random.default_rng(0)
     values = [0.0, 1000.0, 1500.0, 3600.0, 99999.0, 1.0625, 1000.5, 12345.0, 0.99995, 0.00099995, 9.9995e-7, 1e-9, 1.5e-10, 1e-12,
@@ -301,12 +311,14 @@ const getComputedStyle=()=>style,devicePixelRatio=1,innerWidth=1000,matchMedia=(
 const addEventListener=(k,f)=>{calls["window "+k]=f},requestAnimationFrame=f=>f();
 """
     after = """
-const whole=drawn;drawn=0;
+const whole=drawn,all=[...fills];drawn=0;fills.clear();
 calls.wheel({preventDefault(){},deltaX:0,deltaY:-2000,offsetX:500});
-const zoomed=drawn;
+const zoomed=drawn,close=[...fills];
 made.all.onclick();
+calls.pointermove({offsetX:500,offsetY:50,clientX:500,clientY:50});
+const low=made.tip.innerHTML;
 calls.pointermove({offsetX:66,offsetY:30,clientX:66,clientY:30});
-console.log(JSON.stringify({whole,zoomed,tip:made.tip.innerHTML,why:made.why?.added,key:made.key.innerHTML,out,fills:[...fills],
+console.log(JSON.stringify({whole,zoomed,low,tip:made.tip.innerHTML,why:made.why?.added,key:made.key.innerHTML,out,fills:all,close,
  ranks:made.ranks.innerHTML}));
 """
     (tmp_path / "t.js").write_text(stubs + script + after)
