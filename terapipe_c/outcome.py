@@ -154,4 +154,5 @@ class Outcome:
         if self.out is not None and self._history:  # a resume with nothing left to do keeps what was there
             columns = ["rank", "op", "stage", "micro", "slice", "start_s", "end_s"]
             plan = getattr(self.plan, "digest", None)       # None: a plan of another's making
-            write_json(self.out / "trace.json", {"columns": columns, "rows": self.trace, "plan": plan})
+            write_json(self.out / "trace.json", {"columns": columns, "rows": self.trace, "plan": plan,
+                                                 "steps": self._history[-1].step + 1})

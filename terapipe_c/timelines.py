@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ._files import check_place, no_folder, read_bytes, read_entry
+from ._files import check_place, loads, no_folder, read_bytes, read_entry
 
 __all__ = ["asked", "draw", "named", "result", "timeline_of"]
 
@@ -54,8 +55,12 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
             found = read_entry(path / "trace.json", "rows", list)
             if found.get("plan") not in (None, plan.digest):     # resumed by another plan, which has not come to its end
                 return "planned timeline of a run (trace.json is of the plan before)", plan.timeline()
+            what = "measured timeline of the last step"
+            steps, done = found.get("steps"), _steps_recorded(path / "metrics.jsonl")
+            if isinstance(steps, int) and done > steps:          # resumed, and it has not come to its end
+                what = f"measured timeline of step {steps} of the {done} that were done: what ended early left none"
             try:
-                return "measured timeline of the last step", measured_timeline([tuple(row) for row in found["rows"]], plan.program)
+                return what, measured_timeline([tuple(row) for row in found["rows"]], plan.program)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path / 'trace.json'} is damaged: {error}") from None
         return "planned timeline of a run", plan.timeline()
@@ -72,6 +77,15 @@ def timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
         why = f"byte {error.start} is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise ValueError(why if str(path) in why else f"{path} is neither a plan nor a program: {why}") from error
     return "program", _timed(program, args)
+
+
+def _steps_recorded(metrics: Path) -> int:
+    """How many steps of a run are done by its newest record; 0 where none says."""
+    with suppress(OSError, ValueError, TypeError, KeyError, IndexError), metrics.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))    # a record is some 250 bytes
+        lines = file.read().split(b"\n")
+        return int(loads(lines[-2])["step"]) + 1                # behind the last end of a line may be a half one
+    return 0
 
 
 def _or(given: Any, usual: Any) -> Any:

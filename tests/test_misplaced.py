@@ -211,3 +211,18 @@ class Failing:
 
     def read(self, *_):
         raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_trace_of_a_step_that_is_not_the_last_is_not_called_so(tmp_path, capsys):
+    """A resume that is killed leaves the trace of the run before it, and newer records."""
+    plan, run = a_run(tmp_path)
+    before = (run / "trace.json").read_bytes()
+    tp.launch(plan, DATA, steps=3, out=run, resume=True, processes=False, progress=False).wait()
+    assert cli.main(["view", str(run)]) == 0 and capsys.readouterr().out.startswith("measured timeline of the last step\n")
+    (run / "trace.json").write_bytes(before)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 17')                               # killed while it wrote a record
+    assert cli.main(["view", str(run)]) == 0
+    assert capsys.readouterr().out.startswith("measured timeline of step 1 of the 3 that were done: what ended early left none\n")
+    (run / "metrics.jsonl").unlink()
+    assert cli.main(["view", str(run)]) == 0 and capsys.readouterr().out.startswith("measured timeline of the last step\n")
