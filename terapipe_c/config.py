@@ -404,7 +404,8 @@ class Cluster:
     @classmethod
     def local(cls, num_devices: int | None = None, *, swap_folder: str | os.PathLike[str] | None = None,
               backend: str = "cpu") -> Cluster:
-        """This machine: num_devices devices (None: one per core that this process may use), each with an equal share of the memory.
+        """This machine: num_devices devices (None: one per whole core that this process may use, by its control group's limit too),
+        each with an equal share of the memory.
 
         backend: "cuda": of GPUs (None: all that this process may use), each with the memory of the smallest; more devices than GPUs
         share it, as ranks do by ``launch(..., devices=[...])``. ExecutionError where there is none.
@@ -414,6 +415,7 @@ class Cluster:
         should be of the same disk. Where there are two cores a device, ranks swap beside their work (swaps_beside).
         """
         from ._files import check_writable, path_of
+        from .doctor import usable_cores
         from .profiling import swap_bandwidth
 
         if one_of("backend", backend, ("cpu", "cuda")) == "cuda":
@@ -421,7 +423,7 @@ class Cluster:
                 raise InvalidValueError("swap_folder is of a CPU's ranks: those on CUDA swap to their host's memory, so "
                                         "Cluster(host_bandwidth_Bps=...) would be right")
             return cls._of_gpus(None if num_devices is None else whole("num_devices", num_devices))
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         folder = None if swap_folder is None else path_of("swap_folder", swap_folder, look=False)
         if folder is not None:
             check_writable("swap_folder", folder)

@@ -159,6 +159,13 @@ def cpu_quota(root: str | os.PathLike[str] = "/") -> float | None:
     return min(found, default=None)
 
 
+def usable_cores() -> int:
+    """Whole cores that this process may keep busy, at least 1: those that it may run on, or as many as its control groups allow."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
 def _quota(group: Path) -> float | None:
     """What one group says; None: nothing."""
     with suppress(OSError, ValueError):         # a group without this controller has no such file; "max" is no number

@@ -24,6 +24,7 @@ from ._threads import Worker, let_go, no_thread, refused, start_all
 from .backend import Backend, choose, place
 from .config import KINDS, GPTConfig, flag, real, whole
 from .cost import CostModel
+from .doctor import usable_cores
 from .engine import CPU, MOST_THREADS, RankEngine, gather_bytes, products, some_params
 from .fit import fit_passes
 from .gpu_links import message_line, sent_by_nccl
@@ -326,8 +327,8 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
         backend: "cpu", or "cuda": the first GPU, timed by its own events; dtype as in `launch`. Messages are the host's rings,
             but where this machine has several GPUs: NCCL's between the first two, as `launch` sends them (TERAPIPE_COMM).
         threads: threads of each rank.
-        ranks: how many ranks run at once while measuring; None: the cores there are, divided by `threads`, at most 2
-            where the machine has 2. They share cache and bandwidth as the run's ranks will.
+        ranks: how many ranks run at once while measuring; None: the cores that this process may use, by its control group's
+            limit too, divided by `threads`. They share cache and bandwidth as the run's ranks will.
         reproducible: as in `launch`, whose products on "cuda" are slower so.
 
     The samples, freed of the machine's drift, are fitted by TeraPipe's eq. 9 with t_ctx(., 0) = 0; `costs.fit_error` is
@@ -341,7 +342,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     if seq_len > model.block_size:
         raise _core.InvalidValueError(f"seq_len is {seq_len}: at most block_size = {model.block_size} would be right")
     micro_batch, threads = whole("micro_batch", micro_batch, most=MOST_SEQUENCES), whole("threads", threads, most=MOST_THREADS)
-    everybody = 1 if where.name == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)   # ranks share no GPU
+    everybody = 1 if where.name == "cuda" else max(1, usable_cores() // threads)   # ranks share no GPU
     busy = everybody if ranks is None else whole("ranks", ranks, most=MOST_THREADS)
     budget_s = real("budget_s", budget_s)
     if budget_s > MOST_SECONDS:

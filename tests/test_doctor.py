@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import _core, cli, cuda, doctor
+from terapipe_c import _core, cli, cuda, doctor, profiling
 from terapipe_c.doctor import cpu_quota, examine
 
 
@@ -134,6 +134,21 @@ def test_doctor_tells_of_other_programs_and_of_limits(monkeypatch):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, 4096))
         least = "limit: processes" if limit < 100 else "limit: open files"
         assert told(least)[0] == status and ("(hard limit 4096)" in told(least)[2]) == (status == "wrong")
+
+
+def test_this_machine_has_the_cores_that_a_container_is_given(monkeypatch):
+    """Memory was the container's, cores were the host's: 64 ranks on the 2 of docker run --cpus=2."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    busy = []
+    monkeypatch.setattr(profiling._Sampler, "run", lambda self, *rest: busy.append(self.busy) or 1 / 0)
+    for quota, cores in ((None, 4), (6.0, 4), (4.0, 4), (2.5, 2), (0.5, 1)):
+        monkeypatch.setattr(doctor, "cpu_quota", lambda quota=quota: quota)
+        local = tp.Cluster.local()
+        assert local.num_devices == cores
+        for threads in (1, 2):
+            with pytest.raises(ZeroDivisionError):
+                tp.profile(tp.GPTConfig(1, 1, 8, 10, 8), threads=threads)
+        assert busy[-2:] == [cores, max(1, cores // 2)]
 
 
 def test_doctor_tells_what_a_processor_and_a_container_lack(monkeypatch):
