@@ -137,8 +137,8 @@ typedef struct {
 } tp_cuda_clipped;
 
 /* norm2 = the sum of sums[n], by a tree that follows from n; squares[i] = sums[i], and from micro 1 on the sum of both. *out: `args`
- * with grad_scale such that a norm above grad_clip (> 0; else all are right) becomes it; NaN from the first norm on that is not
- * finite, until micro 0. args is the host's and read at the call. */
+ * with grad_scale such that a norm above grad_clip (> 0; else all are right) becomes it (tp_adamw_clip); NaN from the first norm on
+ * that is not finite, until micro 0. args is the host's and read at the call. */
 TP_MUST_USE tp_status
 tp_cuda_clip(tp_stream stream, int64_t n, int64_t micro, const double *sums, double *squares, double grad_clip,
              const tp_adamw_args *args, tp_cuda_clipped *out);

@@ -159,7 +159,7 @@ TP_KERNEL_BOUNDS(sumsq_end, sumsq_end_args, ROWS_BLOCK, 1)
         TP_ST(a.sums + TP_BLOCK_X, sum);
 }
 
-/* PyTorch's clip_grad_norm_, as csrc/stage/update.c. */
+/* PyTorch's clip_grad_norm_, as csrc/stage/stage_ops.h's tp_adamw_clip. */
 TP_KERNEL_BOUNDS(clip, clip_args, ROWS_BLOCK, 1)
 {
     TP_SHARED(double, sums, ROWS_BLOCK);
@@ -175,9 +175,9 @@ TP_KERNEL_BOUNDS(clip, clip_args, ROWS_BLOCK, 1)
         const int finite = norm2 <= DBL_MAX; /* NaN is not */
         const double norm = sqrt(norm2);
         tp_adamw_args args = a.given;
-        args.grad_scale = before != 0 || !finite                   ? NAN
-                          : a.grad_clip > 0.0 && norm > a.grad_clip ? (float)(a.grad_clip / (norm + 1e-6))
-                                                                    : 1.0f;
+        args.grad_scale = before != 0 || !finite                            ? NAN
+                          : a.grad_clip > 0.0 && a.grad_clip < norm + 1e-6 ? (float)(a.grad_clip / (norm + 1e-6))
+                                                                           : 1.0f;
         a.out->args = args;
         if (before == 0)
             TP_ST(&a.out->norm2, norm2);

@@ -173,4 +173,6 @@ def test_clip(k: Kernels) -> None:
             assert np.isinf(told["norm2"]) if micro >= 3 else math.isclose(told["norm2"], norm**2, rel_tol=1e-14)
         k("clip", n, 0, k.put(np.ones(n)), squares, 0.0, args, out)     # the next step
         assert out[0]["refused"] == 0 and out[0]["args"]["others"][5] == 1 and (squares == 1).all()
+        k("clip", n, 0, k.put(np.full(n, 1e-16 / n)), squares, 1e-8, args, out)     # to the norm that it has, and 1e-6
+        assert math.isclose(out[0]["args"]["others"][5], 1e-8 / (1e-8 + 1e-6), rel_tol=1e-6)
         k.clear()

@@ -417,22 +417,24 @@ def test_clipping_scales_to_the_norm_over_all_ranks():
                     np.testing.assert_allclose(moment, 0.1 * grads[name] * scale, rtol=1e-4, atol=1e-9)
 
 
-def test_clipping_is_pytorch_s_to_the_last_digits():
-    """torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6)."""
+@pytest.mark.parametrize("program", [tp.schedules.gpipe(1, 1).split(), tp.schedules.pipedream(1, 1)], ids=["step", "micro-batch"])
+@pytest.mark.parametrize("part", [0.25, 1.0, 1 + 1e-7])
+def test_clipping_is_pytorch_s_to_the_last_digits(program, part):
+    """torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6) where that is less than 1, which it is of max_norm itself."""
     model, params, tokens = problem(2, 24)
-    program = tp.schedules.gpipe(1, 2).split().lower()
+    norm, grads = ref.grad_norm, tp.loss_and_grads(model, params, tokens)[1]
+    wide = {name: grad.astype(np.float64) for name, grad in grads.items()}
 
     def work(engine):
-        engine.run(tokens, update=False)
-        grads = engine.export("grads")
-        norm = engine.run(tokens, lr=0.0, grad_clip=0.25, weight_decay=0.0)[1]
-        return norm, grads, engine.export("exp_avg")
+        found = engine.run(tokens, lr=0.0, grad_clip=part * norm(wide), weight_decay=0.0)[1]
+        return found, engine.export("exp_avg")
 
-    norm, grads, moments = ranks_do(model, partition_of(model, []), [(1, [24])] * 2, program, work, params=params)[0]
-    wide = {name: grad.astype(np.float64) for name, grad in grads.items()}
-    part = float(np.float32(1 - 0.9))                          # of a gradient in its first moment
-    scale = sum((moments[n] / part * g).sum() for n, g in wide.items()) / sum((g * g).sum() for g in wide.values())
-    assert scale == pytest.approx(0.25 / (norm + 1e-6), rel=1e-7) != pytest.approx(0.25 / norm, rel=1e-7)
+    found, moments = ranks_do(model, partition_of(model, []), [(2, [24])], program.lower(), work, params=params)[0]
+    assert found == pytest.approx(norm(wide), rel=1e-9)
+    mine = float(np.float32(1 - 0.9))                          # of a gradient in its first moment
+    scale = sum((moments[n] / mine * g).sum() for n, g in wide.items()) / sum((g * g).sum() for g in wide.values())
+    right = ref.clip_scale(norm(wide), part * norm(wide))
+    assert scale == pytest.approx(right, rel=1e-7) != pytest.approx(min(1.0, part), rel=1e-7)
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "amx"])

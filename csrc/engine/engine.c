@@ -268,9 +268,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
 static tp_status
 update(tp_engine *engine, int stage, const tp_step_options *options, const tp_step_result *result)
 {
-    double scale = 1;
-    if (options->grad_clip > 0 && result->grad_norm > options->grad_clip)
-        scale = options->grad_clip / (result->grad_norm + 1e-6); /* PyTorch's clip_grad_norm_ */
+    double scale = tp_adamw_clip(options->grad_clip, result->grad_norm);
     return engine->config.provider->stage->update(engine->stage[stage], &options->adamw, scale);
 }
 

@@ -53,6 +53,14 @@ typedef struct {
     int64_t step; /* 1-based: bias correction */
 } tp_adamw;
 
+/* What gradients of this norm are multiplied by; grad_clip 0: any norm is right. PyTorch's clip_grad_norm_, whose 1e-6 tells from
+ * a little below grad_clip on, and is most of what a norm as small is divided by. */
+static inline double
+tp_adamw_clip(double grad_clip, double norm)
+{
+    return grad_clip > 0 && grad_clip < norm + 1e-6 ? grad_clip / (norm + 1e-6) : 1;
+}
+
 typedef enum { TP_STATE_VALUE, TP_STATE_M, TP_STATE_V, TP_STATE_GRAD } tp_state;
 /* Of which sequences: all, or those of one half, where the slicing has halves (tp_slicing_halve); the first half first. */
 typedef enum { TP_WHOLE, TP_FIRST_HALF, TP_SECOND_HALF } tp_half;

@@ -132,7 +132,7 @@ tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double 
     }
     if (!isfinite(norm2))
         return tp_stage_refuse_norm(base, micro, norm2);
-    double scale = grad_clip > 0 && sqrt(norm2) > grad_clip ? grad_clip / (sqrt(norm2) + 1e-6) : 1; /* PyTorch's clip_grad_norm_ */
+    double scale = tp_adamw_clip(grad_clip, sqrt(norm2));
     int before = tp_stage_advance(base, micro);
     for (int i = 0; i < base->params; i++)
         update_tensor(stage, i, tp_stage_version(base, i, before), adamw, scale);
