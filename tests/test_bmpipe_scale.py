@@ -121,6 +121,19 @@ def test_highs_keeps_limits_to_the_byte() -> None:
         tp.planners.bmpipe_highs([layers[0] | {"strategies": ways[:1], "count": 3}], 3, 1, 3e8 - 1.0)
 
 
+@pytest.mark.parametrize("over", [100.0, 500.0, 700.0, 790.0])
+def test_highs_does_not_lose_a_plan_of_just_the_limit(over) -> None:
+    """Where a faster plan was over by a part of the tolerance, the limit that it did not keep was too low for this one, and
+    nothing was said to fit."""
+    pytest.importorskip("highspy")
+    ways = [{"extra_bwd_s": extra, "activation_bytes": 1e8 + more} for extra, more in ((0.0, over / 4), (1.0, 0.0))]
+    layers = [{"name": "a", "count": 4, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 2e8, "strategies": ways}]
+    found = tp.planners.bmpipe_highs(layers, 2, 4, 8e8)
+    assert found.step_time_s == tp.planners.bmpipe(layers, 2, 4, 8e8).step_time_s == 36.0 and max(found.peak_memory_bytes) == 8e8
+    with pytest.raises(tp.InfeasibleError, match="memory_bytes 799999700"):
+        tp.planners.bmpipe_highs(layers, 2, 4, 8e8 - 300)
+
+
 def test_time_that_is_up_ends_what_comes_before_the_branches() -> None:
     """Only branches looked at the clock: 1000 layers on 64 stages took 0.7 s of a processor for a limit of 0.1, ten types with 16
     ways each 3.4 s. Each stage's path that is made for the branches counts in `paths`."""

@@ -20,6 +20,7 @@ from .bmpipe import BMPipePlan, CoreLayers, Layers, core_layers, memory, plan_of
 
 _ROUNDS = 400
 _ROUNDING = 1e-12  # of a limit: what ``bmpipe`` lets its sums be over it (csrc/plan/bmpipe.h)
+_TOLERANCES = 1e-6, 1e-9  # of a limit: HiGHS's own, and where its plan is over by that
 _CLOSE = 1e-6  # a simulation this close to the solver's makespan ends the rounds
 
 
@@ -95,7 +96,7 @@ def _highs() -> Any:
 
 
 def _solve(
-    highspy: Any, programme: _Programme, whole: bool, seconds: float, start: FloatArray | None
+    highspy: Any, programme: _Programme, whole: bool, seconds: float, start: FloatArray | None, tolerance: float
 ) -> tuple[FloatArray | None, float]:
     """(solution or None, proven bound in seconds) of the programme or its relaxation; bound +inf: it has no solution."""
     rows = programme.rows()
@@ -113,6 +114,9 @@ def _solve(
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("time_limit", max(seconds, 0.01))
     solver.setOptionValue("mip_rel_gap", 0.0)
+    if tolerance != _TOLERANCES[0]:
+        solver.setOptionValue("primal_feasibility_tolerance", tolerance)
+        solver.setOptionValue("mip_feasibility_tolerance", tolerance)
     solver.passModel(model)
     if whole and start is not None:
         known = highspy.HighsSolution()
@@ -121,6 +125,8 @@ def _solve(
     if solver.run() == highspy.HighsStatus.kError:  # the process has run HiGHS with another number of threads, which stays
         solver.setOptionValue("threads", 0)
         if solver.run() == highspy.HighsStatus.kError:
+            if tolerance != _TOLERANCES[0]:
+                return _solve(highspy, programme, whole, seconds, start, min(10.0 * tolerance, _TOLERANCES[0]))
             raise _core.Error(f"HiGHS failed: {solver.modelStatusToString(solver.getModelStatus())}")
     status, info = solver.getModelStatus(), solver.getInfo()
     if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
@@ -151,9 +157,9 @@ def bmpipe_highs(
     """The plan of ``bmpipe``'s programme, solved by HiGHS (extra ``terapipe_c[highs]``): arguments and result as of ``bmpipe``.
 
     Path inequalities are generated on the linear relaxation, then on the integer programme. lower_bound_s is HiGHS's dual bound.
-    HiGHS keeps limits up to a tolerance: where its plan is some bytes over, one for a little less memory is taken. Of the counters,
-    evaluations are solver calls and paths the inequalities. time_limit_s None: no limit; TimeoutError if the time ends without any
-    plan.
+    HiGHS keeps limits up to a tolerance: where its plan is some bytes over it is asked for a smaller one, and where that is over,
+    too, by less than 1e-9, a plan for a little less memory is taken. Of the counters, evaluations are solver calls and paths the
+    inequalities. time_limit_s None: no limit; TimeoutError if the time ends without any plan.
     """
     highspy = _highs()
     began = time.perf_counter()
@@ -164,16 +170,16 @@ def bmpipe_highs(
         integer(chunks, "chunks"), number(comm_s, "comm_s", "seconds"),
     )  # fmt: skip
     best: tuple[Any, ...] | None = None
-    bound, calls, whole, start, given, less = 0.0, 0, False, None, programme.memory_bytes, 0.0
+    bound, calls, whole, start, given, less, tolerance = 0.0, 0, False, None, programme.memory_bytes, 0.0, _TOLERANCES[0]
     for _ in range(_ROUNDS):
         left = limit - (time.perf_counter() - began)
         if left <= 0.0:
             break
-        x, proven = _solve(highspy, programme, whole, min(left, 1e7), start)
+        x, proven = _solve(highspy, programme, whole, min(left, 1e7), start, tolerance)
         calls += 1
         if proven == float("inf") and best is None:
             _refuse(given)
-        bound = bound if less else max(bound, proven)
+        bound = max(bound, proven) if tolerance == _TOLERANCES[0] else bound     # a smaller one may lose a plan by rounding
         if x is None:
             break
         found = np.rint(programme.layers_of(x)) if whole else np.maximum(programme.layers_of(x), 0.0)     # within a tolerance
@@ -186,9 +192,9 @@ def bmpipe_highs(
                 programme.chunks, programme.comm_s,
             )  # fmt: skip
             over = float(max(judged[1])) - given
-            if over > _ROUNDING * given:                       # by the solver's tolerance: a plan that keeps to less is looked for
-                less, start = 2.0 * max(over, less), None
-                programme.memory_bytes = given - less
+            if over > _ROUNDING * given:                       # by a tolerance. Less memory may lose a plan of just as much
+                less, start = 2.0 * max(over, less) if tolerance == _TOLERANCES[1] else 0.0, None
+                programme.memory_bytes, tolerance = given - less, _TOLERANCES[1]
                 continue
             if best is None or judged[2] < best[2]:
                 best, start = judged, x.copy()
