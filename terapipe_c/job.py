@@ -357,7 +357,8 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verif
 def _check_run_folder(folder: Path, found: Path) -> None:
     """Refuse a checkpoint, and a run's folder of them, as the run folder: its own checkpoints would lie deeper, where the next
     resume does not look, and would go with that one when it is no longer among the newest."""
-    if found == folder or (found.parent == folder and folder.name == CHECKPOINTS):
+    of_a_run = found.parent == folder and folder.name == CHECKPOINTS and (folder.parent / "plan.json").exists()
+    if found == folder or of_a_run:
         what = "a checkpoint" if found == folder else "a folder of checkpoints"
         around = found.parent.parent if found.parent.name == CHECKPOINTS else found.parent
         raise _core.InvalidValueError(f"out is {folder}, {what}, in which a resume would not find this run's own: the run's "

@@ -71,6 +71,16 @@ def test_a_run_that_goes_on_from_what_was_saved_is_gone_on_with(tmp_path):
     assert tp.load_checkpoint(saved).step == 9 and tp.load_checkpoint(saved / "checkpoints").step == 5
 
 
+def test_what_was_saved_in_a_folder_named_checkpoints_is_gone_on_with(tmp_path):
+    """It was refused as a run's own checkpoints, which no run's are around it; the run's lie in it, where the next resume looks."""
+    plan, run = a_run(tmp_path)
+    of, saved = tp.load_checkpoint(run), tmp_path / "checkpoints"
+    tp.save_checkpoint(saved, of.model, of.params, of.optimizer, 1, seed=of.seed, data_state=of.data_state, hyper=of.hyper)
+    for steps in (3, 5):
+        records = list(tp.launch(plan, DATA, steps=steps, out=saved, resume=True, processes=False, progress=False))
+        assert [record.step for record in records] == [steps - 2, steps - 1] and tp.load_checkpoint(saved).step == steps
+
+
 def test_a_folder_where_a_file_is_read_or_written_is_no_bare_error(tmp_path, capsys):
     plan, run = a_run(tmp_path)
     folder = tmp_path / "folder"
