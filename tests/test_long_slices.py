@@ -219,3 +219,5 @@ def test_tables_of_cost_models_and_both_directions_are_planned_in_units_that_tak
     for costs, bwd, unit in ((table, None, 4), (table, True, 8), (samples, True, 4), (samples, None, 1)):
         plan = planners.slice_tokens(costs, 8, seq_len=16384, bwd=bwd)
         assert plan == planners.slice_tokens(costs, 8, seq_len=16384, bwd=bwd, granularity=unit)
+    for other, unit in (("bwd", 8), ("comm", 4)):       # a table that is asked for in the same units
+        assert set(planners.slice_tokens(samples, 8, seq_len=16384, max_slice=unit, **{other: table}).lengths) == {unit}

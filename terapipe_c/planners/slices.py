@@ -137,8 +137,10 @@ def _from_dict(costs: dict[str, Any]) -> _Core:
     return (array(costs["G0"], "G0"), array(costs["G1"], "G1"), float(costs["a2"]), float(costs["a3"]))
 
 
-def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None, apart: bool = False) -> tuple[int, int] | None:
-    """(seq_len, tokens a unit) for a cost model, None for a table. apart: forward and backward count separately."""
+def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None, apart: bool = False,
+          *others: Any) -> tuple[int, int] | None:
+    """(seq_len, tokens a unit) for a cost model, None for a table. apart: forward and backward count separately. others: costs that
+    are asked for in the same units."""
     if not hasattr(t, attribute):
         for name, value in (("seq_len", seq_len), ("granularity", granularity)):
             if value is not None:
@@ -149,7 +151,7 @@ def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None, 
     tokens = integer(seq_len, "seq_len")
     if tokens < 1:
         raise _core.InvalidValueError(f"seq_len is {tokens}: at least 1 token is needed")
-    most = _UNITS_IN_A_SECOND[bool(getattr(t, "has_tables", False)), apart]
+    most = _UNITS_IN_A_SECOND[any(getattr(cost, "has_tables", False) for cost in (t, *others)), apart]
     unit = _default_granularity(tokens, most) if granularity is None else integer(granularity, "granularity")
     if unit < 1 or tokens % unit:
         raise _core.InvalidValueError(f"granularity is {unit}: a divisor of seq_len, {tokens}, would be right")
@@ -316,7 +318,7 @@ def slice_tokens(
         raise _core.InvalidValueError(f"gap is {gap}: a fraction of 0 or more is needed")
     if bwd is False:
         bwd = None
-    unit = _unit(t, "slice_cost", seq_len, granularity, bwd is not None)
+    unit = _unit(t, "slice_cost", seq_len, granularity, bwd is not None, bwd, comm)
     longest = _longest(max_slice, unit[1] if unit else 1)
     forward: _Core
     if unit is None:
