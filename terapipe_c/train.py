@@ -181,6 +181,12 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     return told
 
 
+def _in_order(job: Mapping[str, Any], contents: Mapping[str, str]) -> dict[str, Any]:
+    """What ranks must have in common, causes first: with another seed, split or checkpoint the first batch is another one, too."""
+    given = {name: value for name, value in job.items() if name not in ("data", "drawn")}
+    return {"resume_from": job["resume_from"], **given, "val_fraction": job["data"]["val_fraction"], **contents, **job}
+
+
 def _boot() -> str:
     """What tells clocks of this machine from another's: which of its starts this is, or its name, as in a chroot without /proc."""
     try:
@@ -239,7 +245,7 @@ class _Rank:
         job, arrays = make_job(**arguments, rank=self.place.rank, local_rank=self.place.local_rank,
                                local_ranks=self.place.local_ranks, reading=reading)
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
-        self._compare({**_contents(job, arrays), **job})
+        self._compare(_in_order(job, _contents(job, arrays)))
         if job["init_from"]:
             given = initial(job)
             # what is loaded must be what is compared here

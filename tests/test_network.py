@@ -249,6 +249,16 @@ def test_who_has_no_descriptor_for_a_rank_says_so():
     assert sum(str(end) == words for end in ends) > 15
 
 
+@pytest.mark.parametrize(("name", "values"), [("seed", [1, 2]), ("val_fraction", [0.1, 0.2])])
+def test_what_makes_another_first_batch_is_named_and_not_the_data(plans, name, values):  # noqa: F811
+    """It was called another content of the data, whose file was looked at in vain."""
+    _, files, data = plans
+    port = free_port()
+    children = [begin(files[2], data, rank, mpich(rank, 2, port), **{name: values[rank]}) for rank in range(2)]
+    for child, value in zip(children, values, strict=True):
+        assert f'"{name} of rank 1 is not that of rank 0 (here it is {value})' in child.communicate(timeout=60)[0]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c_ends_the_wait_for_who_has_not_come(plans, rank):  # noqa: F811
     """As soon as all other waits: it took until the others were given up."""
