@@ -3,6 +3,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -144,6 +145,30 @@ def test_ranks_meet_at_any_address_of_this_machine_alone(host):
     ends = meeting([{"rank": rank, "host": host} for rank in range(3)], 3, meeting_s=5.0)
     assert [end for end in ends if isinstance(end, Exception)] == []
     close(ends)
+
+
+def test_who_cannot_reach_another_says_so_to_all():
+    """Rank 0 was told that it ended without a word, and the other that rank 0 had left."""
+    hosts = ("0.0.0.0", "127.0.0.1", "127.0.1.1")       # rank 1 listens at its own alone
+    port, ends = free_port(), []
+
+    def first():
+        one, = meeting([{"rank": 0, "host": hosts[0]}], 3, 5.0, port)
+        try:
+            if isinstance(one, Exception):      # it has not met yet
+                raise one
+            one.barrier()
+        except _core.Error as error:
+            ends.append(error)
+        finally:
+            close([one] if isinstance(one, _core.Comm) else [])
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    ends += meeting([{"rank": rank, "host": hosts[rank]} for rank in (1, 2)], 3, 5.0, port)
+    thread.join()
+    words = r"(rank 0 was ended because rank 2 failed first: )?rank 2 cannot connect to rank 1 \(port \d+\): Connection refused"
+    assert len(ends) == 3 and all(re.fullmatch(words, str(end)) for end in ends), ends
 
 
 def test_a_rank_meets_as_many_twins_as_there_are_replicas():

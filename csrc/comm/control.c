@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/comm/parting.h"
 #include "csrc/comm/region.h"
 #include "csrc/comm/socket.h"
 
@@ -31,12 +32,7 @@
 #define WORD_MS  1000             /* for the word on why a connection closed */
 #define KILLED_NS 200000000l      /* for a launcher that ends all ranks, one by one, when any has died */
 
-enum { FRAME_GATHER, FRAME_RESULT, FRAME_PROGRESS, FRAME_TABLE, FRAME_ABORT, FRAME_BYE };
-#define is_long(kind) ((kind) == FRAME_GATHER || (kind) == FRAME_RESULT)
-
-typedef struct {
-    uint64_t kind, bytes, a, b; /* bytes that follow; a, b: by the kind */
-} frame;
+#define is_long(kind) ((kind) == TP_FRAME_GATHER || (kind) == TP_FRAME_RESULT)
 
 typedef struct {
     uint64_t step, instruction, rounds, awaited; /* the last two: as of tp_region_rank */
@@ -98,7 +94,7 @@ drop_line(tp_control *c, line *l, int error)
 }
 
 static void
-post(tp_control *c, line *l, frame head, const void *payload)
+post(tp_control *c, line *l, tp_frame head, const void *payload)
 {
     if (l->fd < 0)
         return;
@@ -111,7 +107,7 @@ post(tp_control *c, line *l, frame head, const void *payload)
 
 /* Only where it cannot wait: what comes later says it better. 0: it is to be said again. */
 static int
-post_if_idle(tp_control *c, line *l, frame head, const void *payload)
+post_if_idle(tp_control *c, line *l, tp_frame head, const void *payload)
 {
     int unsent = 1;
     if (l->fd < 0 || l->left)
@@ -144,7 +140,7 @@ tell_abort(tp_control *c)
     if (!c->told)
         for (int i = 0; i < c->lines; i++)
             if (!c->line[i].left)
-                post(c, &c->line[i], (frame){FRAME_ABORT, strlen(text), (uint64_t)code, (uint64_t)(rank + 1)}, text);
+                post(c, &c->line[i], (tp_frame){TP_FRAME_ABORT, strlen(text), (uint64_t)code, (uint64_t)(rank + 1)}, text);
     c->told = 1;
     wake_main(c);
 }
@@ -174,9 +170,9 @@ tell_progress(tp_control *c, int ticks)
     c->still = 0;
     if (own == 0)
         for (int i = 0; i < c->lines; i++)
-            told &= post_if_idle(c, &c->line[i], (frame){FRAME_TABLE, bytes, 0, 0}, c->seen);
+            told &= post_if_idle(c, &c->line[i], (tp_frame){TP_FRAME_TABLE, bytes, 0, 0}, c->seen);
     else
-        told = post_if_idle(c, &c->line[0], (frame){FRAME_PROGRESS, sizeof *c->seen, 0, 0}, c->seen + own);
+        told = post_if_idle(c, &c->line[0], (tp_frame){TP_FRAME_PROGRESS, sizeof *c->seen, 0, 0}, c->seen + own);
     if (told)
         memcpy(c->sent + first, c->seen + first, bytes);
 }
@@ -220,7 +216,7 @@ finish_gather(tp_control *c)
     for (int i = 0; i < c->lines; i++)
         c->line[i].gathered = 0;
     for (int i = 0; i < c->lines; i++)
-        post(c, &c->line[i], (frame){FRAME_RESULT, (uint64_t)ranks * stride, stride, 0}, c->result);
+        post(c, &c->line[i], (tp_frame){TP_FRAME_RESULT, (uint64_t)ranks * stride, stride, 0}, c->result);
     complete_round(c);
 }
 
@@ -259,7 +255,7 @@ hear_table(tp_control *c, const unsigned char *payload)
 }
 
 static void
-hear_abort(tp_control *c, const frame *head, const unsigned char *payload)
+hear_abort(tp_control *c, const tp_frame *head, const unsigned char *payload)
 {
     char text[512];
     size_t length = head->bytes < sizeof text ? head->bytes : sizeof text - 1;
@@ -271,39 +267,39 @@ hear_abort(tp_control *c, const frame *head, const unsigned char *payload)
 }
 
 static int
-is_sound(const tp_control *c, const frame *head)
+is_sound(const tp_control *c, const tp_frame *head)
 {
     size_t ranks = (size_t)c->comm->ranks;
     int first = c->comm->rank == 0;
     switch (head->kind) {
-    case FRAME_GATHER: return first && head->bytes <= c->max_bytes;
-    case FRAME_PROGRESS: return first && head->bytes == sizeof(progress);
-    case FRAME_RESULT: return !first && head->a >= 8 && head->a <= c->slot_bytes && head->bytes == ranks * head->a;
-    case FRAME_TABLE: return !first && head->bytes == ranks * sizeof(progress);
-    case FRAME_ABORT: return head->bytes <= 512;
-    default: return head->kind == FRAME_BYE && head->bytes == 0;
+    case TP_FRAME_GATHER: return first && head->bytes <= c->max_bytes;
+    case TP_FRAME_PROGRESS: return first && head->bytes == sizeof(progress);
+    case TP_FRAME_RESULT: return !first && head->a >= 8 && head->a <= c->slot_bytes && head->bytes == ranks * head->a;
+    case TP_FRAME_TABLE: return !first && head->bytes == ranks * sizeof(progress);
+    case TP_FRAME_ABORT: return head->bytes <= 512;
+    default: return head->kind == TP_FRAME_BYE && head->bytes == 0;
     }
 }
 
 static void
-hear(tp_control *c, line *l, const frame *head, const unsigned char *payload)
+hear(tp_control *c, line *l, const tp_frame *head, const unsigned char *payload)
 {
     switch (head->kind) {
-    case FRAME_GATHER:
+    case TP_FRAME_GATHER:
         put_slot(c, l->rank, payload, head->bytes);
         l->gathered = 1;
         ++*rounds_of(c, l->rank);
         if (++c->gathered == c->comm->ranks)
             finish_gather(c);
         return;
-    case FRAME_RESULT:
+    case TP_FRAME_RESULT:
         memcpy(c->result, payload, head->bytes);
         c->result_slot = head->a;
         complete_round(c);
         return;
-    case FRAME_PROGRESS: hear_progress(c, l->rank, payload); return;
-    case FRAME_TABLE: hear_table(c, payload); return;
-    case FRAME_ABORT: hear_abort(c, head, payload); return;
+    case TP_FRAME_PROGRESS: hear_progress(c, l->rank, payload); return;
+    case TP_FRAME_TABLE: hear_table(c, payload); return;
+    case TP_FRAME_ABORT: hear_abort(c, head, payload); return;
     default:
         l->left = 1;
         atomic_store_explicit(&c->region->unheard_ns, 0, memory_order_relaxed);
@@ -315,7 +311,7 @@ static void
 read_line(tp_control *c, line *l)
 {
     while (l->fd >= 0) {
-        ssize_t got = recv(l->fd, l->in + l->got, sizeof(frame) + c->capacity - l->got, 0);
+        ssize_t got = recv(l->fd, l->in + l->got, sizeof(tp_frame) + c->capacity - l->got, 0);
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
             return;
         if (got <= 0) {
@@ -325,7 +321,7 @@ read_line(tp_control *c, line *l)
         l->got += (size_t)got;
         atomic_store_explicit(&c->region->unheard_ns, 0, memory_order_relaxed);
         size_t at = 0;
-        frame head;
+        tp_frame head;
         while (l->got - at >= sizeof head) {
             memcpy(&head, l->in + at, sizeof head);
             if (!is_sound(c, &head)) {
@@ -420,14 +416,14 @@ take_memory(tp_control *c, int ranks, const int *fds)
     c->line = calloc((size_t)ranks, sizeof *c->line);
     c->slots = calloc(1, all);
     c->result = calloc(1, all);
-    c->out = calloc(1, sizeof(frame) + c->capacity);
+    c->out = calloc(1, sizeof(tp_frame) + c->capacity);
     c->seen = calloc(1, table);
     c->sent = calloc(1, table);
     int missing = c->line == NULL || c->slots == NULL || c->result == NULL || c->out == NULL || c->seen == NULL || c->sent == NULL;
     for (int rank = 0; !missing && rank < ranks; rank++) {
         if (fds[rank] < 0)
             continue;
-        c->line[c->lines] = (line){.fd = fds[rank], .rank = rank, .in = malloc(sizeof(frame) + c->capacity)};
+        c->line[c->lines] = (line){.fd = fds[rank], .rank = rank, .in = malloc(sizeof(tp_frame) + c->capacity)};
         missing = c->line[c->lines++].in == NULL;
     }
     return missing ? tp_fail(TP_EMEMORY, "no memory for a communicator of %d ranks", ranks) : TP_OK;
@@ -543,7 +539,7 @@ tp_control_gather(tp_control *c, const void *mine, size_t bytes, void *all)
         if (c->line[0].left)
             tp_region_abort(c->region, TP_ECONNECTION, 0, "rank 0 has left while others wait for it");
         else
-            post(c, &c->line[0], (frame){FRAME_GATHER, bytes, round, 0}, mine);
+            post(c, &c->line[0], (tp_frame){TP_FRAME_GATHER, bytes, round, 0}, mine);
     } else {
         put_slot(c, 0, mine, bytes);
         if (++c->gathered == c->comm->ranks)
@@ -588,7 +584,7 @@ tp_control_close(tp_control *c)
     c->closing = 1;
     for (int i = 0; i < c->lines; i++) {
         if (!c->line[i].left)
-            post(c, &c->line[i], (frame){FRAME_BYE, 0, 0, 0}, NULL);
+            post(c, &c->line[i], (tp_frame){TP_FRAME_BYE, 0, 0, 0}, NULL);
         if (c->line[i].fd >= 0)
             shutdown(c->line[i].fd, SHUT_WR);
     }

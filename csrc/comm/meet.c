@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/comm/parting.h"
 #include "csrc/comm/socket.h"
 
 #define MAGIC     0x31706374705f7074ull /* read by a machine of the other byte order it is another number */
@@ -70,7 +71,7 @@ typedef struct {
     tp_links *links;
     lobby lobby;
     int64_t deadline;
-    int port; /* of our listener */
+    int port, who; /* of our listener; the rank over which this one fails */
     greeting own;
     greeting *heard; /* [ranks] rank 0: what each said */
     verdict word;    /* rank 0: the first thing found wrong, or OK */
@@ -520,9 +521,7 @@ wait_for_callers(meeting *m)
         }
         if (fd >= 0)
             close(fd);
-        for (int rank = 0; rank < config->ranks; rank++)
-            if (m->links->control[rank] >= 0 && tp_socket_hung_up(m->links->control[rank]))
-                return tp_fail(TP_ECONNECTION, "rank %d left during the meeting", rank);
+        TP_TRY(tp_parting_hear(m->links->control, config->ranks, &m->who));
         if (tp_clock_ns() > m->deadline + 2 * LATE_NS)
             return not_called(m, wanted);
     }
@@ -552,7 +551,7 @@ tp_status
 tp_links_open(const tp_tcp_config *config, const tp_region *region, tp_links *out)
 {
     size_t ranks = (size_t)config->ranks;
-    meeting m = {.config = config, .region = region, .links = out, .lobby.listener = -1};
+    meeting m = {.config = config, .region = region, .links = out, .lobby.listener = -1, .who = config->rank};
     m.deadline = tp_clock_ns() + config->meeting_ns;
     m.own = (greeting){.magic = MAGIC, .kind = GREET_CONTROL, .rank = config->rank, .ranks = config->ranks};
     memcpy(m.own.token, config->token, strlen(config->token)); /* shorter than a word: the caller has looked */
@@ -573,6 +572,8 @@ tp_links_open(const tp_tcp_config *config, const tp_region *region, tp_links *ou
         status = tp_fail(TP_EMEMORY, "no memory to meet %d ranks", config->ranks);
     if (status == TP_OK && ranks > 1)
         status = hold(&m);
+    if (status != TP_OK && m.table != NULL && m.table->entries[0].port != 0) /* they have met: no verdict tells of it any more */
+        tp_parting_say(out->control, config->ranks, m.who, status);
     while (m.lobby.count > 0)
         dismiss(&m.lobby, 0, 1);
     if (m.lobby.listener >= 0)
