@@ -7,7 +7,7 @@
 
 #define WORD_NS 200000000ll
 
-/* What a rank that has hung up said before, as long as a message: 1. What else it sent is in vain; a thread of it may have been there. */
+/* What a rank that has hung up said before, as a message: 1. What else it sent is in vain; it may have had a thread. */
 static int
 last_words(int fd, tp_frame *head, char text[512])
 {
