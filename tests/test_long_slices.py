@@ -1,10 +1,12 @@
 """Tables of many units, and of costs that tie: what only long sequences and odd costs ask of the slice planner."""
+import importlib
 import itertools
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from test_planners import Model, close, refused, thresholds
 
 import terapipe_c as tp
@@ -221,3 +223,13 @@ def test_tables_of_cost_models_and_both_directions_are_planned_in_units_that_tak
         assert plan == planners.slice_tokens(costs, 8, seq_len=16384, bwd=bwd, granularity=unit)
     for other, unit in (("bwd", 8), ("comm", 4)):       # a table that is asked for in the same units
         assert set(planners.slice_tokens(samples, 8, seq_len=16384, max_slice=unit, **{other: table}).lengths) == {unit}
+
+
+def test_a_slicing_of_other_lengths_than_the_chosen_units_make_has_a_bound(monkeypatch):
+    """Of 8192 tokens and a table, units are of two: [2731, 2731, 2730] was refused for it."""
+    monkeypatch.setitem(importlib.import_module("terapipe_c.planners.slices")._UNITS_IN_A_SECOND, (False, False), 16)
+    costs = tp.CostModel.from_samples([(1, 0, 1e-3), (64, 0, 2e-2)])
+    found = planners.slice_bound(costs, 8, [33, 31], seq_len=64)
+    assert found == planners.slice_bound(costs, 8, [33, 31], seq_len=64, granularity=1) > 0.0
+    with pytest.raises(ValueError, match="lengths.0. is 33: a positive multiple of the granularity, 4,"):
+        planners.slice_bound(costs, 8, [33, 31], seq_len=64, granularity=4)

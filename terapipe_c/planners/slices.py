@@ -10,6 +10,7 @@ A slice cost is one of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -462,9 +463,11 @@ def slice_bound(
     :func:`slice_tokens`.
     """
     unit = _unit(t, "slice_cost", seq_len, granularity)
+    cuts = [integer(length, f"lengths[{k}]") for k, length in enumerate(listed(lengths, "lengths", "those of the slices"))]
+    if unit is not None and granularity is None:
+        unit = unit[0], math.gcd(unit[1], *cuts)     # this slicing is one of those that are bounded
     cost = array(t, "t") if unit is None else _from_dict(t.slice_cost(*unit, "both"))  # type: ignore[union-attr]
     scale = unit[1] if unit else 1
-    cuts = [integer(length, f"lengths[{k}]") for k, length in enumerate(listed(lengths, "lengths", "those of the slices"))]
     for k, length in enumerate(cuts):
         if length % scale or not 0 < length < 2**31:
             raise _core.InvalidValueError(f"lengths[{k}] is {length}: a positive multiple of the granularity, {scale}, is needed")
