@@ -536,3 +536,24 @@ def test_flushes_are_told_by_the_largest_slice_and_bound_by_what_is_proven() -> 
     hurried = planners.slice_batch_and_tokens(table, 3, 4, max_in_flight=2, time_limit_s=1e-9)
     assert not hurried.optimal and hurried.lower_bound_s <= plan.latency_s <= hurried.latency_s
     assert hurried.lower_bound_s < hurried.latency_s * (1 - 1e-6)
+
+
+def test_flushes_of_sizes_that_no_time_is_left_for_are_bounded_and_not_searched() -> None:
+    rng = np.random.default_rng(3)
+    batch, flush, n = 21, 8, 6
+    sizes = np.arange(flush + 1.0)[:, None, None]
+    smooth = {"G0": np.arange(1.0, n + 2), "G1": np.arange(1.0, n + 2) + 0.5, "a2": 0.25, "a3": 0.125}
+
+    class Smooth:
+        def slice_cost_batched(self, most: int, seq_len: int, granularity: int) -> list[object]:
+            grow = [b**0.5 for b in range(most + 1)]
+            return [None, *({k: v * grow[b] for k, v in smooth.items()} for b in range(1, most + 1))]
+
+    for costs, more in ((rng.uniform(0.5, 1.0, (flush + 1, n + 1, n + 1)) * (1 + sizes), {}),
+                        (Smooth(), {"seq_len": n, "granularity": 1})):  # fmt: skip
+        both = [planners.slice_batch_and_tokens(costs, b, 4, max_group=flush, time_limit_s=1e-9, **more) for b in (8, 5)]
+        hurried = planners.slice_batch_and_tokens(costs, batch, 4, max_in_flight=flush, time_limit_s=1e-9, **more)
+        assert hurried.flushes == [5, 8, 8] and hurried.searches == sum(plan.searches for plan in both)
+        plan = planners.slice_batch_and_tokens(costs, batch, 4, max_in_flight=flush, **more)
+        assert plan.optimal and not hurried.optimal
+        assert 0.0 < hurried.lower_bound_s <= plan.latency_s <= hurried.latency_s

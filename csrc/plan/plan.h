@@ -84,7 +84,8 @@ TP_MUST_USE tp_status
 tp_plan_slices(const tp_slice_cost *cost, int batch, const tp_slice_options *options, tp_slice_plan *out);
 /* Where no more than `flush` sequences may be in the pipeline: flushes of up to that many, each planned as above; their
  * latencies add up, and the split of the batch into flushes is the best (PLANNERS.md 1.5). `flush_of` [batch]: sequences of
- * each flush, in the order of out->group; *flushes of them. cost[b - 1] for b = 1 .. min(flush, batch, widest). */
+ * each flush, in the order of out->group; *flushes of them. cost[b - 1] for b = 1 .. min(flush, batch, widest). With a time limit
+ * two sizes are planned in any case, which make up the batch; those that no time is left for are only bounded. */
 TP_MUST_USE tp_status
 tp_plan_slices_flushed(const tp_slice_cost *cost, int batch, int flush, const tp_slice_options *options,
                        tp_slice_plan *out, int *flush_of, int *flushes);
