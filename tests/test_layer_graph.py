@@ -275,6 +275,17 @@ def test_a_step_is_scaled_with_its_times_where_plans_tie(planner) -> None:
     assert max(steps) == pytest.approx(min(steps), rel=1e-12)
 
 
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_a_cut_or_a_variant_that_huge_numbers_forbid_leaves_the_others_their_times(exhaustive) -> None:
+    """Beside it all else took Piper no time: of four devices it used one."""
+    for never_cut, never_run in ((1e24, 5e-3), (1e3, 1e18), (1e300, 1e300)):
+        nodes = [LayerNode(i, {1: [LayerVariant("run", 1e-3 * (1 + i % 3)), LayerVariant("never", never_run)]}) for i in range(6)]
+        edges = [LayerEdge(i, i + 1, never_cut if i != 2 else 1e3) for i in range(5)]
+        graph = LayerGraph(nodes, edges, 4, 1e9, 25e9, 4)
+        assert piper(graph, exhaustive=exhaustive).time_per_sample_s == pytest.approx(3e-3)
+        assert parallel_layers(graph).time_per_sample_s == pytest.approx(3e-3)
+
+
 def test_the_step_is_the_simulators() -> None:
     plan = parallel_layers(blocks(6, 3, 80e9, 12))
     slowest, total = plan.time_per_sample_s, sum(s.time_s for s in plan.stages)

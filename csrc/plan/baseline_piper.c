@@ -308,17 +308,25 @@ find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
     return -1;
 }
 
-/* Seconds of a tick, in which sums stay exact. Weights do not count, since their exchange may take longer by any factor. 0: it
- * would leave the range of a double, or nothing takes time. */
+/* Seconds of a tick, in which sums stay exact. Weights do not count, since their exchange may take longer by any factor; nor what
+ * an edge or a variant takes beyond all nodes at their fastest, since it may be there to forbid a cut or that variant: in ticks of
+ * it the others would take no time. 0: it would leave the range of a double, or nothing takes time. */
 static double
 tick_of(const tp_layer_graph *g)
 {
-    double bytes = 0.0, work = 0.0;
-    for (int e = 0; e < g->edges; e++)
-        bytes += g->edge_bytes[e];
+    double least = 0.0, work = 0.0;
+    for (int n = 0, v = 0; n < g->nodes; n++) {
+        double fastest = INFINITY;
+        for (; v < g->variants && g->node[v] == n; v++)
+            fastest = fmin(fastest, g->time_s[v]);
+        least += fastest;
+    }
+    double most = least > 0.0 ? least : INFINITY;
     for (int v = 0; v < g->variants; v++)
-        work += g->time_s[v];
-    double tick = ldexp(work + bytes / g->bandwidth_Bps, -46);
+        work += fmin(g->time_s[v], most);
+    for (int e = 0; e < g->edges; e++)
+        work += fmin(g->edge_bytes[e] / g->bandwidth_Bps, most);
+    double tick = ldexp(work, -46);
     return tick >= 1e-290 && tick <= 1e290 ? tick : 0.0;
 }
 
