@@ -58,6 +58,25 @@ rank_nodes(tp_memopt *m)
     return TP_OK;
 }
 
+/* Add to a sum of two doubles, the second of which has what rounding took from the first. */
+static void
+add_exactly(double sum[2], double more)
+{
+    double all = sum[0] + more, added = all - sum[0];
+    sum[1] += (sum[0] - (all - added)) + (more - added);
+    sum[0] = all;
+}
+
+/* The seconds between two places of a level: right, too, beside those of other nodes that are larger by any factor, as are those of
+ * nodes that must not be recomputed. */
+static double
+seconds_between(const tp_memopt *m, size_t from, size_t to)
+{
+    double less = -m->zero_s[from], all = m->zero_s[to] + less, added = all - m->zero_s[to];
+    double lost = (m->zero_s[to] - (all - added)) + (less - added);
+    return all + (lost + (m->zero_lost_s[to] - m->zero_lost_s[from]));
+}
+
 /* Level by level from the highest bit of the rank: stable partition by that bit, zeros to the front. */
 static tp_status
 build_matrix(tp_memopt *m)
@@ -73,20 +92,23 @@ build_matrix(tp_memopt *m)
     for (int level = 0; level < m->levels; level++) {
         int bit = m->levels - 1 - level, *zeros = m->zeros + (size_t)level * (size_t)(n + 1), count = 0, next;
         double *bytes = m->zero_bytes + (size_t)level * (size_t)(n + 1), *seconds = m->zero_s + (bytes - m->zero_bytes);
-        long double b = 0.0L, s = 0.0L;
+        double *lost = m->zero_lost_s + (bytes - m->zero_bytes), s[2] = {0.0, 0.0};
+        long double b = 0.0L;
         for (int k = 0; k < n; k++) {
             zeros[k] = count;
             bytes[k] = (double)b;
-            seconds[k] = (double)s;
+            seconds[k] = s[0];
+            lost[k] = s[1];
             if (rank[at[k]] >> bit & 1)
                 continue;
             b += (long double)m->nodes->activation_bytes[at[k]];
-            s += (long double)m->nodes->recompute_s[at[k]];
+            add_exactly(s, m->nodes->recompute_s[at[k]]);
             after[count++] = at[k];
         }
         zeros[n] = next = count;
         bytes[n] = (double)b;
-        seconds[n] = (double)s;
+        seconds[n] = s[0];
+        lost[n] = s[1];
         for (int k = 0; k < n; k++)
             if (rank[at[k]] >> bit & 1)
                 after[next++] = at[k];
@@ -147,6 +169,7 @@ tp_memopt_open(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_me
     TP_TRY(take(out, cells, sizeof(int), &out->zeros));
     TP_TRY(take(out, cells, sizeof(double), &out->zero_bytes));
     TP_TRY(take(out, cells, sizeof(double), &out->zero_s));
+    TP_TRY(take(out, cells, sizeof(double), &out->zero_lost_s));
     sum_before(nodes->forward_s, nodes->backward_s, nodes->count, out->time_s);
     sum_before(nodes->activation_bytes, NULL, nodes->count, out->active);
     sum_before(nodes->param_bytes, NULL, nodes->count, out->fixed_param);
@@ -204,7 +227,7 @@ tp_memopt_relaxed(tp_memopt *m, int x, int i, int j)
         const int *zeros = m->zeros + row;
         int left = zeros[from], right = zeros[to];
         double b = m->zero_bytes[row + (size_t)to] - m->zero_bytes[row + (size_t)from];
-        double s = m->zero_s[row + (size_t)to] - m->zero_s[row + (size_t)from];
+        double s = seconds_between(m, row + (size_t)from, row + (size_t)to);
         rank *= 2;
         if (right > left && bytes + b + width * (seconds + s) >= need) {
             from = left;

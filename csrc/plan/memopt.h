@@ -46,7 +46,7 @@ typedef struct {
     double *ratio;                                       /* [n] of them, by node */
     int levels;
     int *zeros;                   /* [levels][n + 1] wavelet matrix over the ranks in that order */
-    double *zero_bytes, *zero_s;  /* [levels][n + 1] */
+    double *zero_bytes, *zero_s, *zero_lost_s; /* [levels][n + 1]; lost: what rounding took from zero_s */
     int *item;                    /* [n] a knapsack's tensors in order; scratch */
     uint8_t *chosen;              /* [n] by node: the best set of the last search */
     tp_memopt_state *pool;

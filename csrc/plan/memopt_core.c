@@ -183,18 +183,18 @@ begin(core *c)
 {
     const tp_nodes *nodes = c->m->nodes;
     const int *item = c->m->item;
-    double r = 0.0, s = 0.0;
+    double r = 0.0, s = 0.0, more_r = 0.0, more_s = 0.0;
     int at = 0, first = -1;
-    while (at < c->t->count && tp_memopt_missing(c->t, r, s) > c->t->slack) {
-        r += nodes->recompute_s[item[at]];
-        s += nodes->activation_bytes[item[at]];
+    while (at < c->t->count && tp_memopt_missing(c->t, more_r, more_s) > c->t->slack) {
+        r = more_r;
+        s = more_s;
+        more_r += nodes->recompute_s[item[at]];
+        more_s += nodes->activation_bytes[item[at]];
         at++;
     }
     if (at == 0)
         return push(c, 0.0, 0.0, -1, -1), 0;
-    at--; /* the last one made it: the base is without */
-    r -= nodes->recompute_s[item[at]];
-    s -= nodes->activation_bytes[item[at]];
+    at--; /* the last one made it: the base is without. Taken off again it might leave nothing, as beside 1e18 seconds */
     first = push(c, r, s, -1, -1);
     double best = INFINITY;
     int pick = at;
