@@ -357,7 +357,8 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verif
 def _check_run_folder(folder: Path, found: Path) -> None:
     """Refuse a checkpoint, and a run's folder of them, as the run folder: its own checkpoints would lie deeper, where the next
     resume does not look, and would go with that one when it is no longer among the newest."""
-    of_a_run = found.parent == folder and folder.name == CHECKPOINTS and (folder.parent / "plan.json").exists()
+    written = ("config.json", "plan.json", "metrics.jsonl")    # by a run alone together: a plan.json may be anybody's
+    of_a_run = found.parent == folder and folder.name == CHECKPOINTS and all((folder.parent / n).exists() for n in written)
     if found == folder or of_a_run:
         what = "a checkpoint" if found == folder else "a folder of checkpoints"
         around = found.parent.parent if found.parent.name == CHECKPOINTS else found.parent

@@ -190,7 +190,7 @@ def _words(text: str) -> Iterator[str]:
     """Split at commas outside brackets: 1,[[1,[50,46]]] has two words."""
     depth, word = 0, ""
     for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
+        depth += (letter in "[{(") - (letter in "]})")
         if letter == "," and depth == 0:
             yield word
             word = ""

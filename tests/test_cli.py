@@ -308,6 +308,7 @@ def test_grids_are_read_from_words_and_files(tmp_path):
         "schedule": ["gpipe", "1f1b"],
         "slicing": [2, [[1, [50, 46]]]],
     }
+    assert read_grid(["slicing=((1,(50,46)),),2"], known) == {"slicing": ["((1,(50,46)),)", 2]}, "brackets of any kind"
     (tmp_path / "grid.json").write_text('{"lr": [0.1, 0.2]}')
     assert read_grid([str(tmp_path / "grid.json"), "stages=3"], known) == {"lr": [0.1, 0.2], "stages": [3]}
     assert read_grid(["stages=1,2", "lr=0.1", "stages=2,4"], known) == {"stages": [1, 2, 4], "lr": [0.1]}, "no value is dropped"

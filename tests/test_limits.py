@@ -4,6 +4,7 @@ The clock of deadlines is a counter here, which advances by a fixed step with ev
 """
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -342,3 +343,13 @@ def test_past_the_limit_no_configuration_is_bounded_and_no_search_prepared(limit
     log = "\n".join(found.search_log)
     assert begun["bounds"] <= 1 and begun["searches"] <= 1, log     # time may be up between the question and this one
     assert "left at the time limit" in log and "from 0" not in log
+
+
+def test_what_there_was_no_time_to_bound_is_bounded_when_its_turn_has_come(monkeypatch):
+    """Only a share of the limit is for looks: the searches after it began all that had no bound by then."""
+    free, real = tp.plan(MODEL, CLUSTER, **REQUEST), joint._configurations
+    monkeypatch.setattr(joint, "_configurations", lambda *given: [replace(c, bound=0.0) for c in real(*given)])
+    found = tp.plan(MODEL, CLUSTER, **REQUEST)
+    searches = [next(line for line in plan.search_log if line.startswith("searches of other")) for plan in (free, found)]
+    assert searches[0] == searches[1] and "left out because their bounds" in searches[0]
+    assert found == free

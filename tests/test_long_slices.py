@@ -233,3 +233,15 @@ def test_a_slicing_of_other_lengths_than_the_chosen_units_make_has_a_bound(monke
     assert found == planners.slice_bound(costs, 8, [33, 31], seq_len=64, granularity=1) > 0.0
     with pytest.raises(ValueError, match="lengths.0. is 33: a positive multiple of the granularity, 4,"):
         planners.slice_bound(costs, 8, [33, 31], seq_len=64, granularity=4)
+    asked = []
+
+    class Huge:
+        has_tables = True
+
+        def slice_cost(self, seq_len, granularity, phase):
+            asked.append(granularity)
+            return {"G0": np.ones(4097), "G1": np.ones(4097), "a2": 0.0, "a3": 0.0}
+
+    with pytest.raises(ValueError, match="lengths.0. is 21845: a positive multiple of the granularity, 16,"):
+        planners.slice_bound(Huge(), 8, [21845, 21845, 21846], seq_len=65536)
+    assert asked == [16]     # not one of 65536 units, of 34 GB

@@ -75,6 +75,7 @@ def test_what_was_saved_in_a_folder_named_checkpoints_is_gone_on_with(tmp_path):
     """It was refused as a run's own checkpoints, which no run's are around it; the run's lie in it, where the next resume looks."""
     plan, run = a_run(tmp_path)
     of, saved = tp.load_checkpoint(run), tmp_path / "checkpoints"
+    plan.save(tmp_path / "plan.json")       # as `terapipe plan` writes it where one works
     tp.save_checkpoint(saved, of.model, of.params, of.optimizer, 1, seed=of.seed, data_state=of.data_state, hyper=of.hyper)
     for steps in (3, 5):
         records = list(tp.launch(plan, DATA, steps=steps, out=saved, resume=True, processes=False, progress=False))

@@ -441,7 +441,7 @@ hear_verdict(meeting *m)
     int64_t until = m->deadline + 2 * LATE_NS; /* rank 0's clock began earlier or later than ours: its word is better */
     int fd = m->links->control[0];
     TP_TRY(await_word(m, fd, until));
-    if (tp_socket_read(fd, &word, sizeof word, until) < 0)
+    if (tp_socket_read(fd, &word, sizeof word, until) < 0 || word.magic != MAGIC)
         return tp_fail(errno == ETIMEDOUT ? TP_ETIMEOUT : TP_ECONNECTION, "rank %d was heard by rank 0, which then %s",
                        m->config->rank, errno == ETIMEDOUT ? "said no more" : "left the meeting");
     word.text[sizeof word.text - 1] = 0;

@@ -12,6 +12,7 @@
 #include "csrc/base/clock.h"
 #include "csrc/comm/control.h"
 #include "csrc/comm/meet.h"
+#include "csrc/comm/parting.h"
 #include "csrc/comm/region.h"
 #include "csrc/comm/socket.h"
 
@@ -357,8 +358,11 @@ tp_comm_open_tcp(const tp_tcp_config *config, tp_region *region, tp_comm **out)
     c->link = calloc(ranks, sizeof *c->link);
     tp_status status = c->polled == NULL || c->link == NULL ? tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks)
                                                             : tp_links_open(config, region, &c->links);
-    if (status == TP_OK)
+    if (status == TP_OK) {
         status = tp_control_open(&c->base, c->links.control, config->max_gather_bytes, c->silent_ns, region, &c->control);
+        if (status != TP_OK)
+            tp_parting_say(c->links.control, config->ranks, config->rank, status);
+    }
     if (status != TP_OK) {
         if (c->links.control != NULL)
             tp_links_close(&c->links, config->ranks);

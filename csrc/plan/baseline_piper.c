@@ -308,9 +308,10 @@ find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
     return -1;
 }
 
-/* Seconds of a tick, in which sums stay exact. Weights do not count, since their exchange may take longer by any factor; nor what
- * an edge or a variant takes beyond all nodes at their fastest, since it may be there to forbid a cut or that variant: in ticks of
- * it the others would take no time. 0: it would leave the range of a double, or nothing takes time. */
+/* Seconds of a tick, in which sums stay exact up to 128 times all that counts. Weights do not count, since their exchange may take
+ * longer by any factor; nor what an edge or a variant takes beyond all nodes at their fastest, since it may be there to forbid a
+ * cut or that variant: in ticks of it the others would take no time. 0: it would leave the range of a double, or nothing takes
+ * time. */
 static double
 tick_of(const tp_layer_graph *g)
 {

@@ -67,8 +67,8 @@ add_exactly(double sum[2], double more)
     sum[0] = all;
 }
 
-/* The seconds between two places of a level: right, too, beside those of other nodes that are larger by any factor, as are those of
- * nodes that must not be recomputed. */
+/* The seconds between two places of a level: right, too, beside those of nodes that are so large that they must not be
+ * recomputed, as long as what these lose when they are added up is not itself that much larger than the others. */
 static double
 seconds_between(const tp_memopt *m, size_t from, size_t to)
 {

@@ -71,7 +71,7 @@ plan_sizes(const tp_slice_cost *cost, int batch, int flush, const tp_slice_optio
                 f->of[b - 1] = (tp_slice_plan){.latency_s = INFINITY, .lower_bound_s = f->least[b]};
                 continue;
             }
-            one.time_limit_s = fmax(turn == 0 ? 0.5 * left : left / (flush - done), 1e-9);
+            one.time_limit_s = fmax(turn == 0 && flush > 1 ? 0.5 * left : left / (flush - done), 1e-9);
         }
         TP_TRY(tp_plan_slices(cost, b, &one, &f->of[b - 1]));
         done++;

@@ -465,7 +465,9 @@ def slice_bound(
     unit = _unit(t, "slice_cost", seq_len, granularity)
     cuts = [integer(length, f"lengths[{k}]") for k, length in enumerate(listed(lengths, "lengths", "those of the slices"))]
     if unit is not None and granularity is None:
-        unit = unit[0], math.gcd(unit[1], *cuts)     # this slicing is one of those that are bounded
+        finer = math.gcd(unit[1], *cuts)     # this slicing is one of those that are bounded
+        if not getattr(t, "has_tables", False) or unit[0] // finer <= _UNITS_IN_A_SECOND[False, False]:     # 2 GiB a table
+            unit = unit[0], finer
     cost = array(t, "t") if unit is None else _from_dict(t.slice_cost(*unit, "both"))  # type: ignore[union-attr]
     scale = unit[1] if unit else 1
     for k, length in enumerate(cuts):

@@ -36,7 +36,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -46,7 +46,7 @@ from ..config import counted, human_seconds
 from ..guests import BPIPE
 from ..partition import equal_lengths
 from ..schedules import CHIMERA, SLICED, ZERO_BUBBLE, ZIGZAG
-from .bounds import AT_ONCE, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s, whole_bound_s
+from .bounds import AT_ONCE, Least, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s, whole_bound_s
 from .deadline import check_time, late, limited, share
 from .judge import SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, possible, rounded
 from .ladder import unlimited
@@ -111,9 +111,15 @@ def _numbers_of_ranks(request: Request, chunks: int, replicas: int) -> list[int]
     return sorted(halves | {n for n in range(1, most + 1) if devices % n == 0 or n <= _EVERY}, reverse=True)
 
 
+def _bound_s(request: Request, key: tuple[int, int, int], names: Sequence[str], least: tuple[float, Least]) -> float:
+    """No plan of this configuration by schedules of these names is faster. least: of as many sequences as its replica has."""
+    return max(bound_s(request, *key, least[0]),
+               min(stages_bound_s(request, *key, least[1], zigzag) for zigzag in {name in ZIGZAG for name in names}))
+
+
 def _configurations(request: Request, refused: dict[str, str]) -> list[_Configuration]:
-    """Every configuration that the request leaves open, the most promising first; past a time limit, after which nothing begins, in
-    any order. refused: filled with why a schedule is not possible in some of them."""
+    """Every configuration that the request leaves open, the most promising first; last, with no bound (0), those for which the time
+    did not suffice. refused: filled with why a schedule is not possible in some of them."""
     replicas = [request.replicas]
     if request.free_replicas:
         replicas = [d for d in range(1, min(request.cluster.num_devices, request.batch) + 1) if request.batch % d == 0]
@@ -136,9 +142,7 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
                     guess, bound = math.inf, 0.0
                     if least is not None and not late():
                         guess = rounded(blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0))
-                        stages = min(stages_bound_s(request, ranks, chunks, d, least[1], way)
-                                     for way in {n in ZIGZAG for n in names})
-                        bound = max(stages, bound_s(request, ranks, chunks, d, least[0]))
+                        bound = _bound_s(request, (ranks, chunks, d), names, least)
                     rows.append(_Configuration(guess, next(order), bound, ranks, chunks, d, names))
     return sorted(rows)
 
@@ -278,7 +282,8 @@ class _Search:
         self.judges: dict[tuple[int, int, int], Judge] = {}
         self.quick: dict[tuple[str, int, int, int], Candidate] = {}   # the quick plan of a schedule and configuration
         self.bound: dict[tuple[int, int, int], float] = {}            # by configuration
-        self.unasked = 0                                              # searches that no task was made of: time was up
+        self.unasked = {"bound": 0, "time": 0}                        # searches that no task was made of: time was up
+        self.least: dict[int, tuple[float, Least]] = {}               # by sequences of a replica
         self.order: dict[tuple[str, int, int], float] = {}            # of whole sequences, by schedule, ranks and chunks
 
     @property
@@ -427,7 +432,7 @@ class _Search:
                 usual = names == r.schedules and c.ranks in r.ranks[:1] and c.key[1:] == (r.chunks, r.replicas)
                 if not usual and (names[0], c.chunks, c.ranks, c.replicas) not in known:
                     if late():
-                        self.unasked += 1
+                        self.unasked["bound" if c.bound >= self.seconds * SLIGHT else "time"] += 1
                         continue
                     asked = replace(c.of(r, names), planner="terapipe")
                     quick = min(self._quick_s(name, c.key) for name in names)
@@ -438,7 +443,7 @@ class _Search:
         """Make every task's plan, except where its bound says that it cannot win."""
         counts = {named: dict.fromkeys(("made", "bound", "room", "time", "cut"), 0) for named in (True, False)}
         tasks = self.tasks()
-        counts[False]["time"] = self.unasked
+        counts[False] |= self.unasked
         asked: deque[tuple[_Task, Callable[[], _Answer]]] = deque()
 
         def take() -> None:
@@ -465,6 +470,10 @@ class _Search:
         """Whether the task's bound is no better than the plan in hand. Plans of whole sequences have a sharper bound, which takes
         longer (:func:`bounds.order_bound_s`): it is added here, when the task's turn has come."""
         r = task.asked
+        if task.bound == 0 and not task.named and not late():      # for which there was no time among the configurations
+            if r.share not in self.least:
+                self.least[r.share] = least_work_s(r, r.share), least_of_kinds(r, r.share)
+            task.bounds = {n: _bound_s(r, (n, r.chunks, r.replicas), r.schedules, self.least[r.share]) for n in r.ranks}
         if r.planner != "terapipe" and r.schedules[0] in AT_ONCE:
             for ranks in task.within(self.seconds).ranks:
                 key = r.schedules[0], ranks, r.chunks
