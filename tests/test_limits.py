@@ -299,21 +299,23 @@ def test_bytes_beyond_64_bits_are_refused(width, batch, micros, words):
                 slicing=[(batch // micros, [model.block_size])] * micros)
 
 
+def watched(begun, name, function):
+    """The function; begun[name] counts how often it is called past the limit."""
+    def asked(*arguments):
+        begun[name] += late()
+        return function(*arguments)
+    return asked
+
+
 @pytest.mark.parametrize("limit", [1, 3, 10, 30, 100, 300])
 def test_past_the_limit_no_look_begins_and_no_question_whether_anything_fits(limit, counted, monkeypatch):
     """Ranks are ordered by looks, and schedules that refused are followed by the question whether any can fit: each of these builds
     programs, which take a second apiece where models are large."""
     begun = {"look": 0, "fits": 0}
 
-    def watched(name, function):
-        def asked(*arguments):
-            begun[name] += late()
-            return function(*arguments)
-        return asked
-
-    monkeypatch.setattr(partitioners, "first_look", watched("look", partitioners.first_look))
-    monkeypatch.setattr(search._Hunt, "_fits_less", watched("fits", search._Hunt._fits_less))
-    monkeypatch.setattr(search._Search, "_can_fit", watched("fits", search._Search._can_fit))
+    monkeypatch.setattr(partitioners, "first_look", watched(begun, "look", partitioners.first_look))
+    monkeypatch.setattr(search._Hunt, "_fits_less", watched(begun, "fits", search._Hunt._fits_less))
+    monkeypatch.setattr(search._Search, "_can_fit", watched(begun, "fits", search._Search._can_fit))
     with pytest.raises(tp.DeadlineError):
         tp.plan(MODEL, CLUSTER, planner="terapipe", memory_bytes=40_000, time_limit_s=limit, **REQUEST)
     assert begun["look"] <= 1 and begun["fits"] <= 1           # time may be up between the question and this one
@@ -331,14 +333,8 @@ def test_past_the_limit_no_configuration_is_bounded_and_no_search_prepared(limit
     """Large clusters have thousands, with hundreds of sizes of micro-batch each: bounds took seconds, of a limit of 0.1 s."""
     begun = {"bounds": 0, "searches": 0}
 
-    def watched(name, function):
-        def asked(*arguments):
-            begun[name] += late()
-            return function(*arguments)
-        return asked
-
-    monkeypatch.setattr(joint, "stages_bound_s", watched("bounds", joint.stages_bound_s))
-    monkeypatch.setattr(joint._Configuration, "of", watched("searches", joint._Configuration.of))
+    monkeypatch.setattr(joint, "stages_bound_s", watched(begun, "bounds", joint.stages_bound_s))
+    monkeypatch.setattr(joint._Configuration, "of", watched(begun, "searches", joint._Configuration.of))
     found = tp.plan(MODEL, CLUSTER, time_limit_s=limit, **REQUEST)
     log = "\n".join(found.search_log)
     assert begun["bounds"] <= 1 and begun["searches"] <= 1, log     # time may be up between the question and this one
