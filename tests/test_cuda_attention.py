@@ -296,7 +296,7 @@ def test_attention_agrees_with_float64(emu, groups, dtype, bound, B, H, D, slice
 
 @pytest.mark.parametrize("T, D", [(2, 64), (3, 40), (16, 16), (17, 128)])
 def test_rows_that_see_few_keys_agree_with_float64(emu, T, D):
-    """The terms of their dS nearly cancel: of a delta from o as bf16 stores it, dQ would be 4e-3 off, and 1e-2 in a fifth of heads."""
+    """The terms of their dS nearly cancel: of a delta from o as bf16 has it, dQ would be 4e-3 off, and 1e-2 in a fifth of heads."""
     run = Attention(emu, BF16, 96 // T, 2, D, T).run([1, T - 1])
     wanted, got = run.wanted(), run.outputs()
     for name in ("dq", "dk", "dv"):
