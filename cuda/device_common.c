@@ -171,6 +171,7 @@ tp_cuda_allocations(const tp_cuda_device *device)
 tp_status
 tp_cuda_refuse_pinned(const char *what, size_t bytes)
 {
-    return tp_fail(TP_EMEMORY, "%s needs %zu bytes of page-locked host memory, which there are not (ulimit -l)", what,
-                   bytes);
+    /* RLIMIT_MEMLOCK (ulimit -l) is no limit of it: the driver pins the pages itself (open-gpu-kernel-modules, os-mlock.c) */
+    return tp_fail(TP_EMEMORY, "%s needs %zu bytes of page-locked host memory, which this machine does not give: more free memory, or a "
+                   "container's higher limit, would be right", what, bytes);
 }

@@ -16,7 +16,7 @@ static char broken[400]; /* the first sticky error's text; "": none yet */
 static int
 is_sticky(int error)
 {
-    static const int list[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721};
+    static const int list[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
         if (error == list[i])
             return 1;
