@@ -111,12 +111,14 @@ def attention_kernel(device: int = 0, dtype: str = "bf16") -> str:
     return str(load().attention_kernel(device, int(choose("cuda", dtype).dtype == "bf16")))
 
 
-def pipeline_on_one_gpu(region: Region, device: int = 0, timeout_s: float = 0.0) -> tuple[list[Any], list[Comm]]:
+def pipeline_on_one_gpu(region: Region, device: int = 0, timeout_s: float = 0.0,
+                        largest: int = 16 << 20) -> tuple[list[Any], list[Comm]]:
     """Equal parts of one GPU (green contexts; `part` of an engine) and a communicator for each rank of the region. device: the
-    GPU's number; timeout_s: a rank that waits longer for another fails, 0: it waits for ever."""
+    GPU's number; timeout_s: a rank that waits longer for another fails, 0: it waits for ever; largest: bytes of a message at most,
+    for four of which a rank has memory for each rank that it sends to."""
     from .device_comm import pipeline_on_one_gpu
 
-    return pipeline_on_one_gpu(region, device, timeout_s)
+    return pipeline_on_one_gpu(region, device, timeout_s, largest)
 
 
 def load() -> ModuleType:

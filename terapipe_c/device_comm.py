@@ -11,13 +11,13 @@ from typing import Any
 
 from . import _core, cuda
 from .backend import choose
+from .config import whole
 from .job import copies_of, hosts_of
 from .slots import LEAST, needed
 
 __all__ = ["agree_on_attention", "check_settings", "connect", "flows", "inproc", "inproc_ways", "kind_of", "lines", "message_bytes",
            "nccl", "pipeline_on_one_gpu"]
 
-MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
 KINDS = ("nccl", "host")
 ATTENTION_KERNELS = ("mma", "wgmma")
 OVERRIDES = {  # of NCCL (init.cc, envConfigOverride), and what would come of them
@@ -155,10 +155,10 @@ def agree_on_attention(job: Mapping[str, Any], control: _core.Comm, device: int,
                                       "TERAPIPE_ATTENTION=mma on all ranks would be right, or reproducible=False")
 
 
-def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float = 0.0,
-                        largest: int = MESSAGE_BYTES) -> tuple[list[Any], list[_core.Comm]]:
+def pipeline_on_one_gpu(region: _core.Region, device: int, timeout_s: float, largest: int) -> tuple[list[Any], list[_core.Comm]]:
     """Equal parts of one GPU (green contexts) and a communicator for each rank of the region, which has rings for the pairs
     that talk. largest: bytes of a message. Warns where CUDA_DEVICE_MAX_CONNECTIONS leaves them few hardware queues."""
+    whole("largest", largest, 1)
     module = cuda.load()
     if told := _few_queues("parts of a GPU wait for each other's work where they share hardware queues (of 8 a step of four took "
                            "1.4 times as long)"):

@@ -1,12 +1,20 @@
-"""Errors of CUDA that end a process's use of a device, and what is said of memory that the host does not give."""
+"""Errors of CUDA that end a process's use of a device, what is said of memory that the host does not give, and how large a message
+between parts of a GPU may be."""
 
 import ctypes
 import re
 from pathlib import Path
 
 import cuda_emu
+import numpy as np
 import pytest
 from test_cuda_nccl import headers
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.backend import Backend
+from terapipe_c.engine import RankEngine, gather_bytes, in_threads
+from terapipe_c.partition import even_partition
 
 
 @pytest.fixture
@@ -48,3 +56,27 @@ def test_host_memory_that_is_not_given_is_not_put_on_ulimit(library):
     library.tp_cuda_refuse_pinned(b"stage 0", ctypes.c_size_t(1 << 40))
     words = library.tp_error_message().decode()
     assert words.startswith(f"stage 0 needs {1 << 40} bytes of page-locked host memory") and "ulimit" not in words
+
+
+@pytest.mark.parametrize(("more", "told"), [({"largest": 8}, "made for at most 8"), ({"largest": 8192}, None), ({}, None)])
+def test_who_asks_for_parts_says_how_large_a_message_may_be(emulation, monkeypatch, more, told):
+    """Beyond what nobody need say, too: a micro-batch of 16 sequences of 1024 tokens and width 2048 is four times as much."""
+    monkeypatch.setattr(tp.cuda.load(), "partitions", lambda device, parts: [(None, 132)] * parts)
+    model, slicing = tp.GPTConfig(2, 1, 16, 32, 32, tie_weights=False), [(1, [32])]
+    region = _core.Region.create(2, bytearray([0, 1, 1, 0]), 1 << 16, gather_bytes(model), False)
+    with pytest.raises(tp.InvalidValueError, match="largest is 0"):
+        tp.cuda.pipeline_on_one_gpu(region, largest=0)
+    parts, comms = tp.cuda.pipeline_on_one_gpu(region, timeout_s=20.0, **more)
+    program, tokens = tp.schedules.gpipe(2, 1).lower(), np.arange(33, dtype=np.int32)[None] % 32
+
+    def work(rank):
+        engine = RankEngine(model, even_partition(model, 2), slicing, program, rank, comms[rank], backend=Backend("cuda", "bf16"),
+                            part=parts[rank])
+        engine.load(tp.init_params(model))
+        return engine.run(tokens)[0]
+
+    if told is None:
+        assert len(set(in_threads(region, work))) == 1
+    else:
+        with pytest.raises(tp.Error, match=told):
+            in_threads(region, work)
