@@ -47,7 +47,7 @@ load_driver(tp_green_driver *out)
 static tp_status
 driver_failed(const char *call, int result)
 {
-    return tp_fail(TP_ERUNTIME, "%s: the driver answers %d", call, result);
+    return tp_cuda_check(result, call); /* the runtime's numbers: a device that is lost is told as one */
 }
 
 static tp_status

@@ -2,6 +2,7 @@
 #include <cuda.h>
 #include <stddef.h>
 
+#include "cuda/faults.h"
 #include "cuda/green.h"
 
 #define SAME(ours, theirs) _Static_assert((long long)(ours) == (long long)(theirs), #ours " is not " #theirs)
@@ -25,3 +26,9 @@ CUresult (*const j)(CUcontext *) = cuCtxPopCurrent;
 CUresult (*const k)(CUevent *, unsigned) = cuEventCreate;
 SAME(0, CU_EVENT_DEFAULT);
 SAME(2, CU_EVENT_DISABLE_TIMING);
+/* the driver's numbers are the runtime's (green.c) */
+SAME(TP_CUDA_NO_MEMORY, CUDA_ERROR_OUT_OF_MEMORY);
+SAME(TP_CUDA_BAD_HANDLE, CUDA_ERROR_INVALID_HANDLE);
+SAME(TP_CUDA_ILLEGAL_ADDRESS, CUDA_ERROR_ILLEGAL_ADDRESS);
+SAME(719, CUDA_ERROR_LAUNCH_FAILED);
+SAME(810, CUDA_ERROR_MPS_CLIENT_TERMINATED);

@@ -8,7 +8,7 @@ from pathlib import Path
 import cuda_emu
 import numpy as np
 import pytest
-from test_cuda_nccl import headers
+from test_cuda_nccl import Driver, Partition, headers
 
 import terapipe_c as tp
 from terapipe_c import _core
@@ -49,6 +49,19 @@ def test_every_error_that_the_header_says_ends_a_process_is_told_as_one(library)
     ends = {int(number) for words, number in entries if "terminated and relaunched" in re.sub(r"[\s*]+", " ", words)}
     assert len(entries) > 90 and {700, 719, 810} <= ends
     assert not [number for number in sorted(ends) if "is lost" not in told(library, number)]
+
+
+def test_a_part_of_a_lost_gpu_is_told_as_lost(library):
+    """A part's events are made by the driver, within a step too: its number alone was told."""
+    library.tp_green_part.restype = ctypes.POINTER(Partition)
+    driver, green, event = Driver(lambda least: 132 // least), ctypes.c_void_p(), ctypes.c_void_p()
+    assert library.tp_green_open(0, 2, driver.table, ctypes.byref(green)) == 0
+    part = library.tp_green_part(green, 0)[0]
+    driver.event = lambda out, flags: 700
+    assert part.event(part.context, 0, ctypes.byref(event)) != 0 and driver.current == []
+    library.tp_green_close(green)
+    words = "the device is lost to this process: cuEventCreate: CUDA error 700 (cudaErrorIllegalAddress"
+    assert words in library.tp_error_message().decode().replace(" on device 0", "")
 
 
 def test_host_memory_that_is_not_given_is_not_put_on_ulimit(library):

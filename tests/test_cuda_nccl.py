@@ -583,8 +583,8 @@ def test_what_cannot_be_split_says_why():
                                  (20, Driver(lambda least: 132 // least), "132 multiprocessors has no 20 equal parts of at least "
                                   "8: at most 16 groups"),
                                  (8, Driver(lambda least: 5), "at most 5 groups"),
-                                 (2, Driver(lambda least: 9, fails="split"), "cuDevSmResourceSplitByCount: the driver answers 999"),
-                                 (2, Driver(lambda least: 9, fails="create"), "cuGreenCtxCreate: the driver answers 999"),
+                                 (2, Driver(lambda least: 9, fails="split"), "cuDevSmResourceSplitByCount: CUDA error 999 ("),
+                                 (2, Driver(lambda least: 9, fails="create"), "cuGreenCtxCreate: CUDA error 999 ("),
                                  (2, Driver(lambda least: 9, fails="resource_of"), "cuGreenCtxGetDevResource"),
                                  (2, Driver(lambda least: 9, fails="current_of"), "cuCtxFromGreenCtx")):
         assert library.tp_green_open(0, parts, driver.table, ctypes.byref(green)) != 0
