@@ -505,7 +505,7 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from .sweep import Sweep, begun, read_grid, said
+    from .sweep import Sweep, begun, is_standard_output, read_grid, said
 
     grid = read_grid(args.grid, _sweep_values(args))
     for name in grid:
@@ -519,15 +519,16 @@ def _sweep(args: argparse.Namespace) -> int:
                          "would be right")
     if args.train and (args.data is None and "data" not in grid or args.steps is None and "steps" not in grid):
         raise ValueError("sweep --train needs --data and --steps")
+    if args.train and is_standard_output(args.out):
+        raise ValueError(f"--out is {args.out}, the standard output, beside which trials have no folders: a file would be right")
 
     def trial(point: dict[str, Any]) -> dict[str, Any]:
-        settings = argparse.Namespace(**{**vars(args), **point})
+        settings, folder = argparse.Namespace(**{**vars(args), **point}), f"{args.out}.runs/{sweep.key(point)}"
         plan = _make_plan(settings, progress=False)
         result = _plan_result(plan)
         if settings.train:
             import terapipe_c as tp
 
-            folder = f"{args.out}.runs/{sweep.key(point)}"
             run = tp.launch(plan, data=settings.data, steps=settings.steps, out=folder, progress=False,
                             resume=begun(Path(folder), settings.steps), **_launch_options(settings))
             result.update(_report(run.report()), loss=run.history[-1].loss if run.history else None, run=folder)
@@ -541,7 +542,8 @@ def _sweep(args: argparse.Namespace) -> int:
     }
     sweep = Sweep(Path(args.out), grid, base, trial)
     counts = sweep.run(args.retry_failed, None if args.json else _say)
-    _print(args, {**counts, "rows": args.out})
+    with contextlib.redirect_stdout(sys.stderr if is_standard_output(args.out) else sys.stdout):   # which has rows, and no table
+        _print(args, {**counts, "rows": args.out})
     return FAILED if sweep.all_failed() else DONE  # a trial that fails is a result; when all do, the request is what is wrong
 
 

@@ -8,14 +8,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from ._files import check_output, loads, make_folders, no_folder, read_bytes
 
-__all__ = ["Sweep", "begun", "read_grid", "said"]
+__all__ = ["Sweep", "begun", "is_standard_output", "read_grid", "said"]
 
 SAID: dict[Any, bool | None] = {"yes": True, "true": True, "True": True, 1: True, "no": False, "false": False, "False": False,
                                 0: False, None: None}
@@ -58,11 +58,22 @@ def said(name: str, value: Any) -> bool | None:
     return SAID[value]
 
 
+def is_standard_output(path: str | os.PathLike[str]) -> bool:
+    """Whether rows go to where results are printed: `--out /dev/stdout`."""
+    with suppress(OSError):
+        return os.path.samestat(os.stat(path), os.fstat(1))
+    return False
+
+
 @contextmanager
 def _appending(path: Path) -> Iterator[Callable[[str], None]]:
     """Writes to a file, open for a text at a time; to a pipe or a device, open all the while: the reader of a pipe that has a name
     would take the end of a row for that of all, and the next row would wait for ever for another reader."""
-    held = path.open("a") if path.exists() and not path.is_file() else None
+    held = None
+    if is_standard_output(path):    # opened anew, a file has a place of its own to write at: what else is printed would go over rows
+        held = os.fdopen(os.dup(1), "a")
+    elif path.exists() and not path.is_file():
+        held = path.open("a")
 
     def write(text: str) -> None:
         with nullcontext(held) if held else path.open("a") as file:
@@ -71,6 +82,18 @@ def _appending(path: Path) -> Iterator[Callable[[str], None]]:
 
     with held or nullcontext():
         yield write
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _content(costs: Any) -> str | None:
+    """What tells a file of costs from another one of its name; None: there is none that can be read twice."""
+    if isinstance(costs, str) and costs not in ("analytic", "profile"):
+        with suppress(OSError, ValueError):     # the trial says what is wrong with it
+            return hashlib.blake2b(read_bytes(Path(costs)), digest_size=8).hexdigest() if Path(costs).is_file() else None
+    return None
 
 
 class Sweep:
@@ -92,9 +115,15 @@ class Sweep:
             yield dict(zip(self.grid, values, strict=True))
 
     def key(self, point: dict[str, Any]) -> str:
-        """Of a trial's complete settings: another base or grid is another trial."""
-        text = json.dumps({**self.base, **point}, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        """Of a trial's complete settings, what is in the file of costs among them: another base or grid is another trial."""
+        settings = {**self.base, **point}
+        content = _content(settings.get("costs"))
+        return _digest(settings if content is None else {**settings, "content of costs": content})
+
+    def _status(self, statuses: Mapping[str, str], point: dict[str, Any]) -> str | None:
+        """What its row says; None: it has none. Rows of before costs were known by their content have only the name in their keys:
+        they stay."""
+        return statuses.get(self.key(point)) or statuses.get(_digest({**self.base, **point}))
 
     def statuses(self) -> dict[str, str]:
         """"done" or "failed" by the keys of the rows in the file, a key's last. A last line cut short by a kill is no row."""
@@ -114,11 +143,12 @@ class Sweep:
     def all_failed(self) -> bool:
         """Whether every trial of the grid has a row, and none went well."""
         statuses = self.statuses()
-        return all(statuses.get(self.key(point)) == "failed" for point in self.points())
+        return all(self._status(statuses, point) == "failed" for point in self.points())
 
     def run(self, retry_failed: bool = False, say: Callable[[str], None] | None = None) -> dict[str, int]:
         """Do what is left; gives how many were done, failed and skipped. Ctrl-C stops between two rows."""
-        finished = {key for key, status in self.statuses().items() if status == "done" or not retry_failed}
+        statuses, left = self.statuses(), {"failed", None} if retry_failed else {None}
+        tried: set[str] = set()
         counts = {"done": 0, "failed": 0, "skipped": 0}
         total = sum(1 for _ in self.points())
         make_folders(self.path.parent)
@@ -127,7 +157,7 @@ class Sweep:
         with _appending(self.path) as write:
             for number, point in enumerate(self.points(), 1):
                 key = self.key(point)
-                if key in finished:
+                if key in tried or self._status(statuses, point) not in left:
                     counts["skipped"] += 1
                     continue
                 row: dict[str, Any] = {"trial": point, "key": key}
@@ -138,7 +168,7 @@ class Sweep:
                     row.update(status="failed", error={"type": type(error).__name__, "message": str(error)})
                 row["seconds"] = round(time.monotonic() - start, 6)
                 write(json.dumps(row, default=str) + "\n")
-                finished.add(key)
+                tried.add(key)
                 self.made[key] = row["status"]
                 counts[row["status"]] += 1
                 if say is not None:

@@ -52,6 +52,49 @@ def test_rows_go_to_what_is_no_file(tmp_path):
         assert [json.loads(line)["status"] for line in reader.stdout] == ["done", "failed"]
 
 
+def test_rows_on_standard_output_are_alone_there(tmp_path):
+    """The table of counts went over the first row of a file, and behind the rows of a pipe."""
+    argv = [sys.executable, "-m", "terapipe_c", "sweep", "--n-layer", "1", "--costs", "analytic", "--planner", "uniform", "--grid",
+            "stages=1,9", "--out", "/dev/stdout"]  # fmt: skip
+    told = {"check": True, "cwd": tmp_path, "timeout": 60, "stderr": subprocess.PIPE}
+    with (tmp_path / "rows").open("wb") as file:
+        done = subprocess.run(["sh", "-c", '"$@" && echo behind', "sh", *argv], stdout=file, **told)
+    *rows, last = (tmp_path / "rows").read_text().splitlines()
+    assert [json.loads(row)["status"] for row in rows] == ["done", "failed"] and last == "behind"
+    assert b"\ndone     1\n" in done.stderr
+    piped = subprocess.run([*argv, "--json"], stdout=subprocess.PIPE, **told)
+    assert [json.loads(row)["status"] for row in piped.stdout.splitlines()] == ["done", "failed"]
+    assert json.loads(piped.stderr)["failed"] == 1
+    with (tmp_path / "rows").open("ab") as file:        # where nothing is left to do: what is no row would be told of
+        refused = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60)
+    assert refused.returncode == 2 and b"line 3: no row of a sweep" in refused.stderr
+    train = subprocess.run([*argv, "--train", "--data", "x", "--steps", "1"], capture_output=True, cwd=tmp_path, timeout=60)
+    assert train.returncode == 2 and b"--out is /dev/stdout, the standard output" in train.stderr and not train.stdout
+
+
+def test_other_costs_of_the_same_name_are_another_trial(capsys, tmp_path):
+    """A file that was measured anew, and a trial by it was taken for done. Rows of before that was told apart stay."""
+    model, path = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=16), tmp_path / "rows.jsonl"
+    argv = ["sweep", "--n-layer", "2", "--n-head", "2", "--n-embd", "16", "--seq-len", "16", "--batch", "2", "--planner", "uniform",
+            "--devices", "2", "--grid", "stages=1,2", "--grid", f"costs={tmp_path / 'a.json'},analytic", "--out", path]  # fmt: skip
+
+    def counts():
+        return list(json.loads(run(capsys, *argv, "--json")[1]).values())[:3]
+
+    for flops, left in ((1e9, 4), (2e9, 2)):
+        tp.CostModel.analytic(model, tp.Cluster(2, peak_flops=flops)).save(tmp_path / "a.json")
+        assert counts() == [left, 0, 4 - left] and counts() == [0, 0, 4]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [row["result"]["step_time_s"] for row in rows if row["trial"]["costs"] != "analytic"]
+    assert len(rows) == 6 and steps[0] > steps[2] and steps[1] > steps[3]
+    sweep = Sweep(path, {"costs": [str(tmp_path / "a.json")]}, {}, lambda point: {})
+    before = sweep.key({"costs": str(tmp_path / "none.json")})          # by its name alone
+    path.write_text(json.dumps({"trial": {}, "key": before, "status": "done"}) + "\n")
+    (tmp_path / "a.json").rename(tmp_path / "none.json")
+    sweep.grid["costs"] = [str(tmp_path / "none.json")]
+    assert sweep.run() == {"done": 0, "failed": 0, "skipped": 1}
+
+
 def test_what_cannot_be_written_is_told_before_the_work(capsys, monkeypatch, tmp_path):
     """Root may write anywhere, so the question is answered for it."""
     def work(*args, **kwargs):
