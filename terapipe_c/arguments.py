@@ -260,7 +260,7 @@ def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
     group = p.add_argument_group("training")
     group.add_argument("--data", help="text, its bytes the tokens (not compressed, nor archives, tables or UTF-16); a .bin of "
                        "nanoGPT (uint16) or llm.c; Megatron's .bin beside its .idx; a .npy, 1-D and of integers")
-    group.add_argument("--steps", type=int, help="optimizer steps, counted from the start of the run")
+    group.add_argument("--steps", type=int, help="optimizer steps, counted from the start of the run, where a cosine ends")
     for name, (kind, text) in LAUNCH_NUMBERS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
     group.add_argument("--lr-schedule", choices=("cosine", "constant"), help="default cosine")

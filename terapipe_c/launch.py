@@ -59,7 +59,7 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
         out: run folder, which must be new (or empty), or with `resume` hold a checkpoint; one run at a time. None: nothing is
             written.
         lr, min_lr, lr_schedule, warmup_steps: "cosine" from lr to min_lr (None: lr / 10), or "constant", after rising to
-            lr in warmup_steps.
+            lr in warmup_steps. The cosine ends at `steps`: resumed with more, it is another one, and lr leaps up.
         weight_decay, betas, eps: AdamW's; matrices and embeddings alone decay. grad_clip: largest norm of all gradients together;
             0: any. In schedule pipedream of each micro-batch's on each stage; a record's grad_norm is the root of the mean square
             of its micro-batches' norms then.

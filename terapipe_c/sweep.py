@@ -70,7 +70,7 @@ def _appending(path: Path) -> Iterator[Callable[[str], None]]:
     """Writes to a file, open for a text at a time; to a pipe or a device, open all the while: the reader of a pipe that has a name
     would take the end of a row for that of all, and the next row would wait for ever for another reader."""
     held = None
-    if is_standard_output(path):    # opened anew, a file has a place of its own to write at: what else is printed would go over rows
+    if is_standard_output(path):    # a file that is opened anew has another place to write at: what is printed would go over rows
         held = os.fdopen(os.dup(1), "a")
     elif path.exists() and not path.is_file():
         held = path.open("a")

@@ -494,7 +494,9 @@ def test_train_resume_view(capsys, tmp_path):
     (out_folder / "config.json").write_text(json.dumps({**config, "lr": 0.25, "betas": [0.5, 0.5], "seed": 7}))
     code, out, err = run(capsys, "resume", out_folder, "--steps", "6", "--json")
     assert code == 0 and len(out.splitlines()) == 3, (out, err)
-    assert all(json.loads(line)["lr"] < 6e-4 for line in out.splitlines()[:2])
+    rates = [record["lr"] for record in (*records[:4], *map(json.loads, out.splitlines()[:2]))]
+    told = f"the cosine of the learning rate ends at step 6 now, not at 4: it goes on with {rates[4]:.3g}, after {rates[3]:.3g}"
+    assert rates[3] < rates[4] < 6e-4 > rates[5] and told in err
     assert tp.load_checkpoint(out_folder).step == 6
     code, out, err = run(capsys, "resume", out_folder, "--steps", "8", "--init", out_folder)
     assert code == 2 and "none would be right" in err
@@ -503,7 +505,7 @@ def test_train_resume_view(capsys, tmp_path):
     code, out, err = run(capsys, "resume", f"{out_folder}/checkpoints", "--steps", "9", "--data", data)
     assert code == 2 and "checkpoints has no plan.json: a run's folder" in err
     code, out, err = run(capsys, "resume", out_folder, "--steps", "5", "--quiet")
-    assert code == 0 and "nothing to do: 7 steps are done in the newest checkpoint" in err
+    assert code == 0 and "nothing to do: 7 steps are done in the newest checkpoint" in err and "cosine" not in err
     code, _, err = run(capsys, "view", out_folder, "--html", tmp_path / "t.html")
     assert code == 0 and (tmp_path / "t.html").exists(), err
     code, _, err = run(capsys, "train", plan, "--data", data, "--steps", "1", "--out", out_folder)
