@@ -4,7 +4,8 @@ What the engine runs is :class:`GPTConfig`; here are the models that it cannot r
 activation; 16 bytes a parameter (2 weight, 2 gradient, 12 Adam and master copy). Activation bytes follow Korthikanti et al.
 2022 (arXiv 2205.05198), section 4.1, term by term; where a model has no dropout without its masks, and without what attention's
 dropout makes: the softmax's own output, kept already, multiplies the values. FLOPs are two a multiply-add; a backward is two
-forwards; norms and activation functions count as nothing.
+forwards; norms and activation functions count as nothing. The matrix of a tied head counts once, in the embedding: a pipeline
+whose last stage keeps a copy, as Megatron's does, has that much more there.
 """
 from __future__ import annotations
 

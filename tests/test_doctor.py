@@ -218,6 +218,39 @@ def test_doctor_calls_nothing_right_that_is_not_there(monkeypatch):
         assert found[name].status == "note" and "needed only for backend" in found[name].advice, found[name]
 
 
+def test_doctor_tells_of_each_gpu_and_of_each_library(monkeypatch):
+    """GPUs of several kinds, of which one is too old and one has no wgmma; libraries that are right, old, broken and not there."""
+    def gpu(index, name, major, minor):
+        return cuda.Device(index, name, (major, minor), 10, 16 << 30, 12 << 30, 1 << 16, 1 << 22, 10**9, 1e12, "", "")
+
+    def kernel(index):
+        if asked == "wgmma" and index == 1:
+            raise _core.InvalidValueError("TERAPIPE_ATTENTION is 'wgmma': 'mma' would be right")
+        return "wgmma" if index == 2 else "mma"
+
+    asked, gpus = None, (gpu(0, "T4", 7, 5), gpu(1, "A100", 8, 0), gpu(2, "H200", 9, 0))
+    have = (cuda.Library("cublasLt", "/l/libcublasLt.so", "13.0", ""), cuda.Library("NCCL", "/l/n.so", "2.18", "", "no splits"),
+            cuda.Library("NVML", "", "", "libnvidia-ml.so.1 at /l does not load"), cuda.Library("cuDNN", "", "", "no libcudnn"))
+    for name, value in {"load": lambda: cuda, "versions": lambda: cuda.Versions("13.0", "13.0", have), "why_not": lambda: None,
+                        "devices": lambda: gpus, "attention_kernel": kernel}.items():  # fmt: skip
+        monkeypatch.setattr(cuda, name, value)
+    monkeypatch.delenv("TERAPIPE_ATTENTION", raising=False)
+    found = {f.name: f for f in examine()}
+    assert [found[f"GPU {i}"].status for i in range(3)] == ["note", "ok", "ok"] and "GPU" not in found
+    assert found["GPU 0"].value == "T4, compute capability 7.5, 10 multiprocessors, 12 GiB free of 16 GiB"
+    assert "8.0 (Ampere) or newer" in found["GPU 0"].advice and "attention of GPU 0" not in found
+    assert [found[f"attention of GPU {i}"].value for i in (1, 2)] == ["by mma.sync", "by wgmma"]
+    assert [(found[one.name].status, found[one.name].value, found[one.name].advice) for one in have] == [
+        ("ok", "13.0 at /l/libcublasLt.so", ""), ("note", "2.18 at /l/n.so", "no splits"),
+        ("note", "cannot be used", "libnvidia-ml.so.1 at /l does not load"), ("note", "not found", doctor.CUDNN_ALONE)]
+    for asked, status, told in (("wgmma", "note", "'mma' would be right"), ("cudnn", "ok", "the forward is cuDNN's")):
+        monkeypatch.setenv("TERAPIPE_ATTENTION", asked)
+        found = {f.name: f for f in examine()}
+        assert found["attention of GPU 1"].status == status
+        assert told in found["attention of GPU 1"].value + found["attention of GPU 1"].advice
+        assert found["cuDNN"].advice == ("no libcudnn" if asked == "cudnn" else doctor.CUDNN_ALONE)
+
+
 def test_doctor_says_when_the_c_module_does_not_load(tmp_path):
     """A package without its C module, as after a failed build."""
     package = tmp_path / "terapipe_c"
