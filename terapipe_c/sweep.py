@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from ._files import check_output, loads, make_folders, no_folder, read_bytes
+from ._files import check_output, loads, make_folders, naming, no_folder, read_bytes
 
 __all__ = ["Sweep", "begun", "is_standard_output", "read_grid", "said"]
 
@@ -76,7 +76,7 @@ def _appending(path: Path) -> Iterator[Callable[[str], None]]:
         held = path.open("a")
 
     def write(text: str) -> None:
-        with nullcontext(held) if held else path.open("a") as file:
+        with naming(path), nullcontext(held) if held else path.open("a") as file:
             file.write(text)
             file.flush()
 
