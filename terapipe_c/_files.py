@@ -55,6 +55,13 @@ def no_folder(path: Path) -> Path:
     return path
 
 
+def is_standard_output(path: str | os.PathLike[str]) -> bool:
+    """Whether it is where the command prints: `--out /dev/stdout`."""
+    with suppress(OSError, ValueError):
+        return os.path.samestat(os.stat(path), os.fstat(1))
+    return False
+
+
 def check_writable(name: str, folder: str | os.PathLike[str]) -> None:
     """StorageError, with the number that says why, where no file can be made in there."""
     try:

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from . import timelines
-from ._files import check_place, read_entry
+from ._files import check_place, is_standard_output, read_entry
 from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, as_given, build_parser, launch_names, plan_flags_given
 
 __all__ = ["main"]
@@ -48,8 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse: 0 after --help, 2 after a bad request
         _forget(sys.stderr)
         return int(stop.code or 0)
+    taken = any(is_standard_output(path) for name in ("out", "svg", "html", "trace") if (path := getattr(args, name, None)))
     try:
-        code = args.run(args)
+        with contextlib.redirect_stdout(sys.stderr if taken else sys.stdout):  # where a file goes no table follows it
+            code = args.run(args)
         if sys.stdout is not None:
             sys.stdout.flush()
         return int(code)
@@ -516,7 +518,7 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from .sweep import Sweep, begun, is_standard_output, read_grid, said
+    from .sweep import Sweep, begun, read_grid, said
 
     grid = read_grid(args.grid, _sweep_values(args))
     for name in grid:
@@ -553,8 +555,7 @@ def _sweep(args: argparse.Namespace) -> int:
     }
     sweep = Sweep(Path(args.out), grid, base, trial)
     counts = sweep.run(args.retry_failed, None if args.json else _say)
-    with contextlib.redirect_stdout(sys.stderr if is_standard_output(args.out) else sys.stdout):   # which has rows, and no table
-        _print(args, {**counts, "rows": args.out})
+    _print(args, {**counts, "rows": args.out})
     return FAILED if sweep.all_failed() else DONE  # a trial that fails is a result; when all do, the request is what is wrong
 
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from ._files import check_output, loads, make_folders, naming, no_folder, read_bytes
+from ._files import check_output, is_standard_output, loads, make_folders, naming, no_folder, read_bytes
 
-__all__ = ["Sweep", "begun", "is_standard_output", "read_grid", "said"]
+__all__ = ["Sweep", "begun", "read_grid", "said"]
 
 SAID: dict[Any, bool | None] = {"yes": True, "true": True, "True": True, 1: True, "no": False, "false": False, "False": False,
                                 0: False, None: None}
@@ -56,13 +56,6 @@ def said(name: str, value: Any) -> bool | None:
     if isinstance(value, (list, dict)) or value not in SAID:
         raise ValueError(f"value {value!r} of {name} is neither true nor false: one of them would be right")
     return SAID[value]
-
-
-def is_standard_output(path: str | os.PathLike[str]) -> bool:
-    """Whether rows go to where results are printed: `--out /dev/stdout`."""
-    with suppress(OSError):
-        return os.path.samestat(os.stat(path), os.fstat(1))
-    return False
 
 
 @contextmanager
@@ -187,7 +180,7 @@ class Sweep:
             except ValueError:
                 os.truncate(self.path, keep)
             else:
-                with self.path.open("ab") as file:
+                with naming(self.path), self.path.open("ab") as file:
                     file.write(b"\n")
 
 

@@ -53,7 +53,7 @@ def test_rows_go_to_what_is_no_file(tmp_path):
 
 
 def test_rows_on_standard_output_are_alone_there(tmp_path):
-    """The table of counts went over the first row of a file, and behind the rows of a pipe."""
+    """The table of counts went over the first row of a file, and behind the rows, or the picture, of a pipe."""
     argv = [sys.executable, "-m", "terapipe_c", "sweep", "--n-layer", "1", "--costs", "analytic", "--planner", "uniform", "--grid",
             "stages=1,9", "--out", "/dev/stdout"]  # fmt: skip
     told = {"check": True, "cwd": tmp_path, "timeout": 60, "stderr": subprocess.PIPE}
@@ -68,6 +68,8 @@ def test_rows_on_standard_output_are_alone_there(tmp_path):
     with (tmp_path / "rows").open("ab") as file:        # where nothing is left to do: what is no row would be told of
         refused = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60)
     assert refused.returncode == 2 and b"line 3: no row of a sweep" in refused.stderr
+    drawn = subprocess.run([*argv[:3], "simulate", "--schedule", "gpipe", "--svg", "/dev/stdout"], stdout=subprocess.PIPE, **told)
+    assert drawn.stdout.endswith(b"</svg>\n") and b"makespan_s" in drawn.stderr
     train = subprocess.run([*argv, "--train", "--data", "x", "--steps", "1"], capture_output=True, cwd=tmp_path, timeout=60)
     assert train.returncode == 2 and b"--out is /dev/stdout, the standard output" in train.stderr and not train.stdout
 
