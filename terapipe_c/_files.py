@@ -80,7 +80,7 @@ def check_writable(name: str, folder: str | os.PathLike[str]) -> None:
 def check_output(path: str | os.PathLike[str], *, appended: bool = False) -> None:
     """PermissionError, before the work and not after it, where a file that is there already cannot be replaced, or ``appended`` to,
     or a new one cannot be made. Pipes and devices are not asked."""
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path_of("path", path, look=False)))
     if target.exists() and not target.is_file():
         return
     asked, how, what = (target, os.W_OK, "file") if appended and target.exists() else (target.parent, os.W_OK | os.X_OK, "folder")
@@ -90,7 +90,7 @@ def check_output(path: str | os.PathLike[str], *, appended: bool = False) -> Non
 
 def check_place(path: str | os.PathLike[str], mark: str) -> None:
     """Refuses, before the work and not after it, a file that :func:`write_text` cannot write, or :func:`replaceable` would not."""
-    folder = os.path.dirname(os.fspath(path)) or "."
+    folder = os.path.dirname(path_of("path", path, look=False)) or "."
     for one in (folder, os.path.dirname(os.path.realpath(path))):    # a link may lead elsewhere
         if not os.path.isdir(one):
             raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right", one)

@@ -345,9 +345,10 @@ def _is_there(path: Path) -> bool:
 def _disk(folder: Path) -> Iterator[Finding]:
     asked = folder
     try:
+        folder.absolute()           # the working directory may have been deleted
         while not _is_there(folder) and folder != folder.parent:
             folder = folder.parent
-    except OSError as error:        # it, or one above, may not be looked into, or has a name that is too long
+    except OSError as error:        # it, or one above, may not be looked into, has a name that is too long, or is gone
         yield Finding("folder", f"{asked}: {error.strerror}", WRONG, "give --out a folder you may write to")
         return
     why = ""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ._files import check_place, loads, no_folder, read_bytes, read_entry
+from ._files import check_place, loads, no_folder, path_of, read_bytes, read_entry
 
 __all__ = ["asked", "draw", "named", "result", "timeline_of"]
 
@@ -139,7 +139,7 @@ def draw(args: argparse.Namespace, line: Any) -> dict[str, str]:
     paths: dict[str, str] = {}
     for name in ("svg", "html", "trace"):
         path = getattr(args, name)
-        if path and (same := paths.setdefault(os.path.realpath(path), name)) != name:
+        if path and (same := paths.setdefault(os.path.realpath(path_of("path", path, look=False)), name)) != name:
             raise ValueError(f"--{same} and --{name} are both {path}: two files would be right")
         if path:                                     # before one is written
             check_place(path, MARKS[name])

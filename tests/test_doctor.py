@@ -14,6 +14,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _core, cli, cuda, doctor, profiling
+from terapipe_c._files import check_output, check_place
 from terapipe_c.doctor import cpu_quota, examine
 
 
@@ -198,6 +199,20 @@ def test_all_groups_of_a_process_limit_its_cores(tmp_path, lines, files, cores):
         path.write_bytes(os.fsencode(text))
     assert cpu_quota(tmp_path) == cores
     assert cpu_quota(tmp_path / "nothing") is None
+
+
+def test_a_working_directory_that_is_gone_is_told_of(monkeypatch, tmp_path):
+    """By a note, of a check called disk, though no run could begin there; and of files to write by no name at all."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for folder in (".", "runs"):
+        found = examine(folder)[-1]
+        assert (found.name, found.value, found.status) == ("folder", f"{folder}: No such file or directory", "wrong")
+    assert examine(tmp_path / "runs")[-1].name == "disk"
+    for write in (lambda: check_place("p.json", ""), lambda: check_output("rows.jsonl", appended=True)):
+        with pytest.raises(FileNotFoundError, match="working directory, which has been deleted.*(p.json|rows.jsonl)"):
+            write()
 
 
 def test_doctor_knows_a_full_disk(monkeypatch, tmp_path):
