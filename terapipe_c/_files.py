@@ -69,7 +69,7 @@ def check_writable(name: str, folder: str | os.PathLike[str]) -> None:
     except OSError as error:
         number = error.errno
     if number is None and not os.access(folder, os.W_OK | os.X_OK):
-        number = errno.EACCES
+        number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
     if number is not None:
         refusal = StorageError(f"{name} is {brief(os.fspath(folder))}: a folder that can be written would be right "
                                f"({os.strerror(number)})")

@@ -205,7 +205,8 @@ def check_executable(plan: Any, reproducible: bool = True) -> None:
     all."""
     why = getattr(plan, "why_not_executable" if reproducible else "why_not_at_all", "")
     if why:
-        raise _core.InvalidValueError(f"this plan cannot be run as it is: {why}; tp.plan(..., executable=True) plans only what can")
+        raise _core.InvalidValueError(f"this plan cannot be run as it is: {why}; tp.plan(..., executable=True), or terapipe "
+                                      "plan --executable yes, plans only what can")
 
 
 def _describe(plan: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +46,28 @@ def test_where_no_run_folder_can_be_made_is_told_before_anything_is_measured(tmp
     words = ["train", *"--n-layer 1 --n-head 1 --n-embd 8 --seq-len 8 --stages 1 --steps 1 --data".split(), str(tmp_path / "text")]
     assert cli.main([*words, "--out", str(tmp_path / "text" / "new" / "run")]) == 2
     assert f"out is '{tmp_path}/text': a folder that can be written would be right" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_only_read_is_called_so(monkeypatch, tmp_path):
+    """The superuser was told that permission is denied."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for flag, why in ((os.ST_RDONLY, "Read-only file system"), (0, "Permission denied")):
+        monkeypatch.setattr(os, "statvfs", lambda path, flag=flag: SimpleNamespace(f_flag=flag))
+        with pytest.raises(tp.StorageError, match=why) as refused:
+            _files.check_writable("out", tmp_path)
+        assert os.strerror(refused.value.errno) == why
+
+
+def test_a_plan_that_does_not_run_says_how_one_is_made_that_does(capsys, monkeypatch, tmp_path):
+    """Of Python alone, to who has the command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_bytes(bytes(range(100)) * 9)
+    words = ["plan", *"--n-layer 1 --n-head 1 --n-embd 8 --seq-len 8 --stages 2 --devices 2 --schedule chimera --out p".split()]
+    train = "train p --data text --steps 1 --threads --quiet --out run".split()
+    assert cli.main(words) == 0 and cli.main(train) == 2
+    assert "or terapipe plan --executable yes, plans only what can" in capsys.readouterr().err
+    words[words.index("chimera")] = "auto"
+    assert cli.main([*words, "--executable", "yes"]) == 0 and cli.main(train) == 0
 
 
 def test_a_checkpoint_is_no_run_folder_to_resume_in(tmp_path):
