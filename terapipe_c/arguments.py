@@ -109,11 +109,9 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
         "terapipe compare --preset gpt2-124m --batch 8 --seq-len 1024 --stages 4 --devices 4 --planners auto,autopipe,uniform "
         "--svg compare.svg",
     )
-    plan_flags(p)
+    plan_flags(p, planner=False)
     backend_flags(p)
-    p.add_argument(
-        "--planners", type=_names, help="names with commas between (default: all); instead of --planner, which is not used"
-    )
+    p.add_argument("--planners", "--planner", type=_names, help="names with commas between (default: all)")
     p.add_argument("--svg", help="draw steps, causes of idling and timelines here; a new file")
     p.add_argument("--out", help="save the table as JSON here; a new file")
 
@@ -195,13 +193,15 @@ def model_flags(p: argparse.ArgumentParser) -> None:
     group.add_argument("--untied", action="store_true", help="a head of its own instead of the token embedding's")
 
 
-def plan_flags(p: argparse.ArgumentParser) -> None:
+def plan_flags(p: argparse.ArgumentParser, planner: bool = True) -> None:
+    """planner: whether --planner, of one name, is among them."""
     model_flags(p)
     group = p.add_argument_group("plan")
     group.add_argument("--batch", type=int, default=8, help="sequences a step (default 8)")
     group.add_argument("--seq-len", type=int, help="tokens a sequence (default: the block size)")
     group.add_argument("--stages", type=int, help="ranks of a pipeline (default: as many as are fastest)")
-    group.add_argument("--planner", default="auto", help="auto (default), terapipe, uniform, autopipe, dawnpiper, bmpipe, ...")
+    if planner:
+        group.add_argument("--planner", default="auto", help="auto (default), terapipe, uniform, autopipe, dawnpiper, bmpipe, ...")
     group.add_argument("--schedule", default="auto",
                        help="auto (default), gpipe, 1f1b, seq1f1b, interleaved, looped-bfs, ... (hanayo: in an order of ours)")
     group.add_argument("--chunks", type=int, help="stages of a rank")

@@ -195,6 +195,14 @@ def test_the_command_prints_a_table_and_writes_new_files(capsys, tmp_path):
     assert code == 2 and not out and "exists already" in err
 
 
+def test_one_planner_is_asked_as_of_a_plan(capsys):
+    """--planner, whatever it was, changed nothing: all of them were asked."""
+    code, out, _ = run(capsys, *ARGS[:-2], "--planner", "uniform", "--json")
+    assert code == 0 and [row["planner"] for row in json.loads(out)["rows"]] == ["uniform"]
+    code, _, err = run(capsys, *ARGS[:-2], "--planner", "nope")
+    assert code == 2 and "planners[0] is 'nope'" in err
+
+
 def test_the_command_prints_json(capsys):
     code, out, err = run(capsys, *ARGS, "--json")
     data = json.loads(out)
