@@ -423,6 +423,8 @@ def _resume(args: argparse.Namespace) -> int:
 
     import terapipe_c as tp
 
+    from .job import other_cosine
+
     folder = Path(args.folder)
     checkpoint = tp.load_checkpoint(folder, names=(), optimizer=False)
     if args.steps is None:
@@ -446,22 +448,13 @@ def _resume(args: argparse.Namespace) -> int:
     if args.plan is None and not (folder / "plan.json").exists():
         raise ValueError(f"{folder} has no plan.json: a run's folder (its --out), or --plan too, would be right")
     plan = tp.Plan.load(args.plan or str(folder / "plan.json"))
-    _say_of_cosine(checkpoint.step, kept, {**kept, **options, "steps": args.steps})
+    if told := other_cosine(checkpoint.step, kept, {**kept, **options, "steps": args.steps}):
+        _say(told)
     with warnings.catch_warnings():
         for told in ("resumed with", "steps is"):   # of what is not the checkpoint's: only flags change it here
             warnings.filterwarnings("ignore", told, UserWarning)
         run = tp.launch(plan, data=data, steps=args.steps, out=str(folder), resume=True, progress=_bar(args), **options)
     return _follow(args, run)
-
-
-def _say_of_cosine(done: int, kept: dict[str, Any], now: dict[str, Any]) -> None:
-    """A cosine that ends at another step than before is another one: the learning rate leaps, upwards where steps were added."""
-    from .worker import learning_rate
-
-    before, steps = kept.get("steps"), now["steps"]
-    if isinstance(before, int) and done < steps != before and kept.get("lr_schedule") == now.get("lr_schedule") == "cosine":
-        _say(f"the cosine of the learning rate ends at step {steps} now, not at {before}: it goes on with "
-             f"{learning_rate(now, done):.3g}, after {learning_rate(kept, done - 1):.3g}")
 
 
 def _bar(args: argparse.Namespace) -> bool | None:

@@ -28,10 +28,10 @@ from .config import brief, counted, flag, human_bytes, one_of, real, timeout, wh
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, machine_memory, rank_memory, store_of, swap_bytes
 from .guests import hosts
 from .schedule import CODE, WORK
-from .worker import CHECKPOINTS, GATHER_BYTES, HYPER
+from .worker import CHECKPOINTS, GATHER_BYTES, HYPER, learning_rate
 
 __all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "check_run", "copies_of", "hosts_of", "largest_gather",
-           "initial", "look_at", "make_folder", "make_job", "neighbours", "replicas_of"]
+           "initial", "look_at", "make_folder", "make_job", "neighbours", "other_cosine", "replicas_of"]
 
 ENGINE = "terapipe_c.engine:make_engine"
 TINY = float(np.finfo(np.float32).tiny)
@@ -353,6 +353,20 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verif
         _warn(f"steps is {job['steps']} and the checkpoint has done {state['step']}: nothing is left to do; the number of all "
               "steps together would be right")
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
+
+
+def other_cosine(done: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What to say where steps were added, or taken away, since a checkpoint of `done` steps: a cosine that ends at another step is
+    another one, and the learning rate leaps. before, now: of config.json or the checkpoint, and what a resume is to have."""
+    ends, ended = now["steps"], before.get("steps")
+    cosine = before.get("lr_schedule") == now.get("lr_schedule") == "cosine"
+    if not cosine or not isinstance(ended, int) or not 0 < done < ends != ended:
+        return ""
+    try:
+        lr, last = learning_rate(now, done), learning_rate(before, done - 1)
+    except (KeyError, TypeError):       # not in what wrote it
+        return ""
+    return f"the cosine of the learning rate ends at step {ends} now, not at {ended}: it goes on with {lr:.3g}, after {last:.3g}"
 
 
 def _check_run_folder(folder: Path, found: Path) -> None:

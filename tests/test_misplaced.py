@@ -15,6 +15,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _files, cli, ranks
+from terapipe_c.job import other_cosine
 from terapipe_c.sweep import Sweep
 
 MODEL = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=61, block_size=16)
@@ -68,6 +69,17 @@ def test_a_plan_that_does_not_run_says_how_one_is_made_that_does(capsys, monkeyp
     assert "or terapipe plan --executable yes, plans only what can" in capsys.readouterr().err
     words[words.index("chimera")] = "auto"
     assert cli.main([*words, "--executable", "yes"]) == 0 and cli.main(train) == 0
+
+
+def test_a_cosine_that_ends_elsewhere_is_told_of_where_it_is_known():
+    """Not of a checkpoint before the first step, nor of one that lacks what it is made of."""
+    was = {"lr": 1.0, "min_lr": 0.1, "warmup_steps": 0, "lr_schedule": "cosine", "steps": 40}
+    now = {**was, "steps": 80}
+    assert other_cosine(40, was, now) == ("the cosine of the learning rate ends at step 80 now, not at 40: it goes on with 0.55, "
+                                          "after 0.101")
+    for done, before in ((0, was), (40, {**was, "min_lr": None}), (40, {}), (40, {**was, "lr_schedule": "constant"}), (40, now)):
+        assert other_cosine(done, before, now) == ""
+    assert other_cosine(80, was, now) == ""
 
 
 def test_a_checkpoint_is_no_run_folder_to_resume_in(tmp_path):
