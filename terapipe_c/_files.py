@@ -56,9 +56,9 @@ def no_folder(path: Path) -> Path:
 
 
 def is_standard_output(path: str | os.PathLike[str]) -> bool:
-    """Whether it is where the command prints: `--out /dev/stdout`."""
+    """Whether it is where the command prints: `--out /dev/stdout`. Nobody reads what goes to /dev/null, whichever two do."""
     with suppress(OSError, ValueError):
-        return os.path.samestat(os.stat(path), os.fstat(1))
+        return os.path.realpath(path) != os.devnull and os.path.samestat(os.stat(path), os.fstat(1))
     return False
 
 

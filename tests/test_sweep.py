@@ -70,6 +70,8 @@ def test_rows_on_standard_output_are_alone_there(tmp_path):
     assert refused.returncode == 2 and b"line 3: no row of a sweep" in refused.stderr
     drawn = subprocess.run([*argv[:3], "simulate", "--schedule", "gpipe", "--svg", "/dev/stdout"], stdout=subprocess.PIPE, **told)
     assert drawn.stdout.endswith(b"</svg>\n") and b"makespan_s" in drawn.stderr
+    unread = subprocess.run([*argv[:-1], os.devnull], stdout=subprocess.DEVNULL, **told)
+    assert b"\ndone     1\n" not in unread.stderr
     train = subprocess.run([*argv, "--train", "--data", "x", "--steps", "1"], capture_output=True, cwd=tmp_path, timeout=60)
     assert train.returncode == 2 and b"--out is /dev/stdout, the standard output" in train.stderr and not train.stdout
 
