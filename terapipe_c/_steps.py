@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import re
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 
 from ._files import naming
 
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
-TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)")
+TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)(?:\.\d+)?")
 ASIDE = re.compile(r"\.(step-\d{8,})\.old-(\d+)")
 
 STATE = "state.json"    # without which it is no checkpoint
 
 under_way: set[str] = set()     # this process's temporary step folders, by their real paths
+one_at_a_time = threading.RLock()   # names in run folders are given and taken by one thread of this process at a time
 
 
 def step_folders(run_folder: Path) -> list[Path]:
@@ -36,23 +39,38 @@ def put_aside(run_folder: Path) -> list[tuple[Path, Path, int]]:
     return [(p, run_folder / match[1], int(match[2])) for p, match in found if match and p.is_dir()]
 
 
+def new_folder(run_folder: Path, step: int) -> Path:
+    """A temporary folder that no other writer has, of the same step either; what killed writers left is gone. Its real path is in
+    ``under_way`` from now on."""
+    plain = f".step-{step:08d}.tmp-{os.getpid()}"
+    with one_at_a_time:
+        remove_stale(run_folder)
+        names = itertools.chain([plain], (f"{plain}.{k}" for k in itertools.count(1)))
+        folder = next(path for path in map(run_folder.joinpath, names) if os.path.realpath(path) not in under_way)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        under_way.add(os.path.realpath(folder))
+    return folder
+
+
 def remove_stale(run_folder: Path) -> None:
     """Remove what killed writers left, one that had our number too, as each container's first processes have the same; a step's
     only checkpoint gets its name back."""
-    for path in run_folder.iterdir():
-        match = TEMPORARY.fullmatch(path.name)
-        if match is None:
-            continue
-        real_folder, pid = path.is_dir() and not path.is_symlink(), int(match[1])
-        if not _alive(pid) or (pid == os.getpid() and real_folder and os.path.realpath(path) not in under_way):
-            shutil.rmtree(path, ignore_errors=True) if real_folder else path.unlink(missing_ok=True)
-    for path, step, pid in put_aside(run_folder):
-        if pid != os.getpid() and _alive(pid):  # one that had our number is dead: we put nothing aside now
-            continue
-        if step.exists():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.rename(step)
+    with one_at_a_time:
+        for path in run_folder.iterdir():
+            match = TEMPORARY.fullmatch(path.name)
+            if match is None:
+                continue
+            real_folder, pid = path.is_dir() and not path.is_symlink(), int(match[1])
+            if not _alive(pid) or (pid == os.getpid() and real_folder and os.path.realpath(path) not in under_way):
+                shutil.rmtree(path, ignore_errors=True) if real_folder else path.unlink(missing_ok=True)
+        for path, step, pid in put_aside(run_folder):
+            if pid != os.getpid() and _alive(pid):  # one that had our number is dead: we put nothing aside now
+                continue
+            if step.exists():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.rename(step)
 
 
 def _alive(pid: int) -> bool:
@@ -115,12 +133,16 @@ def _put_files_in_place(folder: Path, final: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_step(folder: Path) -> None:
-    """Renamed first, so that nobody reads a half-deleted one; a folder of a container's image cannot be, and loses its state."""
-    doomed = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+def remove_step(folder: Path, newest: Path) -> None:
+    """Renamed first, so that nobody reads a half-deleted one; a folder of a container's image cannot be, and loses its state.
+    Another process may take ``newest``, which it makes room for, for an old one: then this gets its name back, or both would go."""
+    doomed = folder.with_name(f".{folder.name}.tmp-{os.getpid()}.0")
     with suppress(OSError):
         try:
             folder.rename(doomed)
+            if not (newest / STATE).is_file():
+                doomed.rename(folder)
+                return
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise

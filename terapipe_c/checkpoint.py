@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from . import _steps
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import again, check_writable, loads, make_folders, naming, path_of, read_bytes, remove_folders
-from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
+from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, step_folders
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import (
     FileLayout,
@@ -184,10 +184,10 @@ class CheckpointWriter:
             raise RuntimeError(f"{self._folder} is still being written: finish or abort it first")
         step = whole("step", step, 0)
         check_place(self.run_folder)
-        folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
-        self._step, self._folder = step, folder
+        self._step = step
         try:
-            again(lambda: self._make(folder))
+            self._folder = folder = again(lambda: self._make(step))
+            self._name = os.path.realpath(folder)
             self._check_space(folder)
             for file in self.layout.files:
                 self._reserve(folder / file.name, file)
@@ -196,13 +196,9 @@ class CheckpointWriter:
             raise
         return folder
 
-    def _make(self, folder: Path) -> None:
+    def _make(self, step: int) -> Path:
         self._new = make_folders(self.run_folder) + self._new
-        remove_stale(self.run_folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        self._name = os.path.realpath(folder)
-        _steps.under_way.add(self._name)
-        folder.mkdir()
+        return _steps.new_folder(self.run_folder, step)
 
     def _check_space(self, folder: Path) -> None:
         """Ask first: finding a full disk by filling it would hurt everyone else on it."""
@@ -255,16 +251,20 @@ class CheckpointWriter:
             }
             _write_state(folder / STATE_FILE, state)
             fsync(folder)
-            final = self.run_folder / f"step-{step:08d}"
-            put_in_place(folder, final)
+            return self._name_it(folder, self.run_folder / f"step-{step:08d}")
         except BaseException:
             self.abort()
             raise
-        self._folder, self._step, self._new = None, None, []
-        _steps.under_way.discard(self._name)
-        fsync(self.run_folder)
-        point_latest(self.run_folder, final.name)
-        self._prune(final)
+
+    def _name_it(self, folder: Path, final: Path) -> Path:
+        """The whole checkpoint's own name, `latest`, and room: of several threads, one after the other."""
+        with _steps.one_at_a_time:
+            put_in_place(folder, final)
+            self._folder, self._step, self._new = None, None, []
+            _steps.under_way.discard(self._name)
+            fsync(self.run_folder)
+            point_latest(self.run_folder, final.name)
+            self._prune(final)
         return final
 
     def abort(self) -> None:
@@ -280,7 +280,7 @@ class CheckpointWriter:
         others = [p for p in step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
         others.sort(key=_written_ns)
         for path in others[: max(0, len(others) - (self.keep - 1))]:
-            _steps.remove_step(path)
+            _steps.remove_step(path, newest)
 
 
 def write_tensors(

@@ -3,15 +3,19 @@
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from test_checkpoint import MODEL, float_params, moments, same, save, step_names
 
+from terapipe_c import checkpoint
 from terapipe_c.checkpoint import CheckpointWriter, load_checkpoint, write_tensors
 
 HERE = Path(__file__).parent
@@ -169,3 +173,54 @@ def test_steps_of_a_containers_image_are_replaced_and_removed(tmp_path, monkeypa
     for step in (20, 30):
         save(tmp_path, step)
     assert step_names(tmp_path) == ["latest", "step-00000020", "step-00000030"]
+
+
+# ---- several at once -----------------------------------------------------------------------------------------------------
+
+def test_writers_of_one_step_have_folders_of_their_own(tmp_path):
+    """The second removed what the first was writing, and both failed, or a checkpoint was of both."""
+    first, second = CheckpointWriter(tmp_path, MODEL), CheckpointWriter(tmp_path, MODEL)
+    folders = [writer.begin(10) for writer in (first, second)]
+    assert folders[0] != folders[1] and step_names(tmp_path) == sorted(folder.name for folder in folders)
+    for writer, folder, seed in ((second, folders[1], 1), (first, folders[0], 2)):
+        writer.finish(write_tensors(folder, writer.layout, tensors(seed)))
+        assert same(load_checkpoint(tmp_path).params, float_params(MODEL, seed))
+    assert step_names(tmp_path) == ["latest", "step-00000010"]
+    third = CheckpointWriter(tmp_path, MODEL)
+    assert third.begin(10).name == folders[0].name
+    third.abort()
+    folders[1].mkdir()      # of a process that was killed, and had our number
+    save(tmp_path, 20)
+    assert step_names(tmp_path) == ["latest", "step-00000010", "step-00000020"]
+
+
+@pytest.mark.parametrize("steps", [(10, 20, 30, 40), (10, 10, 10, 10)])
+def test_threads_that_save_in_one_folder_wait_for_each_other(tmp_path, steps):
+    """Of those that keep one each removed the other's in half of all such folders, and `latest` was named by two at once."""
+    with ThreadPoolExecutor(len(steps)) as pool:
+        for run in (tmp_path / str(k) for k in range(5)):
+            together = threading.Barrier(len(steps))
+
+            def one(step, run=run, together=together):
+                together.wait()
+                return save(run, step, seed=step, keep=1)
+
+            saved = {path.name for path in pool.map(one, steps)}
+            last = load_checkpoint(run)
+            assert len(saved) == len(set(steps)) and step_names(run) == ["latest", last.path.name]
+            assert same(last.params, float_params(MODEL, last.step))
+
+
+def test_of_processes_that_remove_each_others_steps_one_loses_its_own(tmp_path, monkeypatch):
+    """Each had what the other had put in place for an old one, and no checkpoint was left of two."""
+    def meanwhile(run, name):
+        point_latest(run, name)
+        shutil.copytree(tmp_path / "other" / "step-00000020", run / "step-00000020")
+        shutil.rmtree(run / name)       # as that process, which keeps one, does
+
+    save(tmp_path / "other", 20, seed=1)
+    point_latest = checkpoint.point_latest
+    monkeypatch.setattr(checkpoint, "point_latest", meanwhile)
+    save(tmp_path / "run", 10, keep=1)
+    assert step_names(tmp_path / "run") == ["latest", "step-00000020"]
+    assert same(load_checkpoint(tmp_path / "run").params, float_params(MODEL, 1))
