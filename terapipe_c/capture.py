@@ -55,6 +55,8 @@ class _Book:
         self.counted: set[int] = set()     # storages that are kept by some node already
         self.alive: list[Any] = []         # results and saved tensors: no storage may come again while keys are compared
         self.kept: list[float] = []
+        subclasses = [importlib.import_module(f"torch._subclasses.{name}_tensor") for name in ("fake", "functional")]
+        self.without_data = subclasses[0].FakeTensor, subclasses[1].FunctionalTensor    # of what traces itself: torch.cond
 
     def key(self, tensor: Any) -> int:
         storages = self.storages(tensor)
@@ -125,7 +127,8 @@ class _Book:
             if self.key(tensor) not in self.given:
                 self.maker.setdefault(self.key(tensor), node)
         for tensor in turn.saved:
-            self.keep(tensor, node)
+            if not isinstance(tensor, self.without_data):
+                self.keep(tensor, node)
 
     def meet(self, values: list[Any], node: int | None = None, kin: list[object] | None = None) -> None:
         """What nodes may read from now on: the example's and constants, or what `node` made, of such kin."""

@@ -210,3 +210,21 @@ def test_several_threads_capture_at_a_time(torch):
     for thread in threads:
         thread.join()
     assert found == [saved_bytes(torch, model, x)] * 4
+
+
+def test_what_an_operation_traces_by_itself_has_no_bytes(torch):
+    """torch.cond traces the backward of its branches as it runs, and autograd saves what has no data then: no model with one could
+    be captured."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.yes, self.no, self.last = (torch.nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            return self.last(torch.cond(x.sum() > 0, lambda y: self.yes(y).relu(), lambda y: self.no(y).tanh(), (x,)))
+
+    model, x = Model(), torch.ones(4, 8)
+    nodes = tp.capture(model, x, repeats=1)
+    rows = dict(zip(nodes.names, zip(nodes.param_bytes, nodes.activation_bytes, nodes.bwd_s, strict=True), strict=True))
+    assert rows["cond"][0] == 2 * (8 + 1) * 8 * 4 and rows["cond"][2] > 0 and nodes.param_bytes.sum() == 3 * (8 + 1) * 8 * 4
+    assert nodes.activation_bytes.sum() >= 4 * 8 * 4
