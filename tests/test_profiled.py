@@ -86,10 +86,13 @@ def test_what_the_head_adds_to_an_update_is_not_the_rows_that_wait_for_it(monkey
 
     monkeypatch.setattr(profiling, "_measure_head", head)
     monkeypatch.setattr(profiling, "_measure_layers", lambda sampler, *_: sampler.updates[False].append((1000, 1000 * 1e-9, [])))
-    monkeypatch.setattr(profiling, "_messages", lambda *_: {})
     monkeypatch.setattr(profiling._Sampler, "measured", measured)
+    looks = [(24e-6, 3e-9, 2e-10), (2e-7, 1e-9, 4e-10), (3e-7, 2e-9, 3e-10)]
+    monkeypatch.setattr(_core, "message_time", lambda *_: looks.pop(0))
     costs = tp.profile(MODEL)
     assert costs.optimizer_param_s == pytest.approx(1e-9) and costs.optimizer_head_s == pytest.approx(3e-3)
+    # two threads on one core, at the first look, are no message's latency
+    assert (costs.latency_s, costs.copy_byte_s, costs.lent_byte_s) == (3e-7, 2e-9, 3e-10) and costs.byte_s == 0 and not looks
 
 
 def test_a_rank_swaps_at_the_bytes_of_a_round_there_and_back(monkeypatch) -> None:
