@@ -39,6 +39,9 @@ class _Book:
 
     def __init__(self, torch: Any, graph: Any, module: Any, example: Any) -> None:
         self.torch = torch
+        subclasses = [importlib.import_module(f"torch._subclasses.{name}_tensor") for name in ("fake", "functional")]
+        self.is_made_of_others = importlib.import_module("torch.utils._python_dispatch").is_traceable_wrapper_subclass
+        self.without_data = subclasses[0].FakeTensor, subclasses[1].FunctionalTensor    # of what traces itself: torch.cond
         own = {self.key(x) for x in held(torch, module) if isinstance(x, torch.Tensor)}
         self.states: dict[int, list[Any]] = {}      # storage -> the model's parameters and buffers in it
         for state in (*graph.parameters(), *graph.buffers()):
@@ -55,17 +58,19 @@ class _Book:
         self.counted: set[int] = set()     # storages that are kept by some node already
         self.alive: list[Any] = []         # results and saved tensors: no storage may come again while keys are compared
         self.kept: list[float] = []
-        subclasses = [importlib.import_module(f"torch._subclasses.{name}_tensor") for name in ("fake", "functional")]
-        self.without_data = subclasses[0].FakeTensor, subclasses[1].FunctionalTensor    # of what traces itself: torch.cond
 
     def key(self, tensor: Any) -> int:
         storages = self.storages(tensor)
         return int(storages[-1].data_ptr()) if storages else -id(tensor)
 
     def storages(self, tensor: Any) -> list[Any]:
-        """Of a sparse one: its indices' and its values'. None of what oneDNN holds."""
+        """Of a sparse one: its indices' and its values'; of one that is made of others (a jagged one): theirs. None of what oneDNN
+        holds."""
         torch = self.torch
-        if tensor.layout in (torch.strided, torch.jagged):
+        if self.is_made_of_others(tensor):
+            inner = [getattr(tensor, name) for name in reversed(tensor.__tensor_flatten__()[0])]    # its values are the first
+            return [storage for part in inner for storage in self.storages(part)]
+        if tensor.layout == torch.strided:
             return [tensor.untyped_storage()]
         if tensor.layout == torch.sparse_coo:
             parts = [tensor._indices(), tensor._values()]
@@ -77,9 +82,12 @@ class _Book:
             parts = []
         return [part.untyped_storage() for part in parts]
 
+    def is_plain(self, tensor: Any) -> bool:
+        return tensor.layout == self.torch.strided and not self.is_made_of_others(tensor)
+
     def size(self, tensor: Any) -> int:
         """Bytes of its numbers; of a sparse one, of what it stores."""
-        if tensor.layout == self.torch.strided:
+        if self.is_plain(tensor):
             return int(tensor.numel() * tensor.element_size())
         return sum(int(storage.nbytes()) for storage in self.storages(tensor))
 
@@ -88,7 +96,7 @@ class _Book:
 
     def span(self, tensor: Any) -> tuple[int, int]:
         """Where its numbers lie: one storage may hold several parameters (an LSTM's on a GPU)."""
-        if tensor.layout != self.torch.strided or not tensor.numel():
+        if not self.is_plain(tensor) or not tensor.numel():
             return 0, 1
         last = sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride(), strict=True))
         return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -168,3 +168,13 @@ def test_who_reads_comes_after_who_wrote_and_after_what_it_reads(torch, what):
     }[what]
     assert {link: links.get(link) for link in wanted} == wanted
     assert (nodes.bwd_s[[k for k, name in enumerate(nodes.names) if name in ("add_", "setitem", "add", "exp")]] > 0).all()
+
+
+def test_a_tensor_that_is_made_of_others_has_their_bytes(torch):
+    """A jagged one, of sequences of different lengths: its own storage has no address, and asking for it was an error."""
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    rows = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.jagged)
+    nodes = tp.capture(layers, rows, repeats=1)
+    values, places = (3 + 5) * 8 * 4, (2 + 1) * 8
+    assert nodes.activation_bytes.tolist() == [0, values + places, 0] and nodes.cut_bytes.tolist() == [values + places] * 2 + [0]
+    assert nodes.param_bytes.tolist() == [(8 + 1) * 8 * 4, 0, (8 + 1) * 8 * 4] and (nodes.bwd_s > 0).all()
