@@ -24,6 +24,16 @@ under_way: set[str] = set()     # this process's temporary step folders, by thei
 one_at_a_time = threading.RLock()   # names in run folders are given and taken by one thread of this process at a time
 
 
+def _begin_alone() -> None:
+    """A child that is forked meanwhile has none of the threads that would let go of it, and writes none of their folders."""
+    global one_at_a_time  # noqa: PLW0603
+    one_at_a_time = threading.RLock()
+    under_way.clear()
+
+
+os.register_at_fork(after_in_child=_begin_alone)
+
+
 def step_folders(run_folder: Path) -> list[Path]:
     if not run_folder.is_dir():
         return []

@@ -211,6 +211,35 @@ def test_threads_that_save_in_one_folder_wait_for_each_other(tmp_path, steps):
             assert same(last.params, float_params(MODEL, last.step))
 
 
+FORKED = """
+    import os, signal, sys, threading
+    sys.path.insert(0, sys.argv[1])
+    import test_checkpoint_crashes as t
+    from terapipe_c import _steps
+
+    def hold():
+        with _steps.one_at_a_time:
+            held.set()
+            ended.wait()
+
+    held, ended = threading.Event(), threading.Event()
+    threading.Thread(target=hold).start()
+    held.wait()
+    if not (child := os.fork()):
+        signal.alarm(20)
+        os._exit(t.save(sys.argv[2], 10).name != "step-00000010")
+    found = os.waitpid(child, 0)[1]
+    ended.set()
+    sys.exit(found != 0)
+"""
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_threads(tmp_path):
+    argv = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(FORKED), str(HERE), str(tmp_path)]
+    assert subprocess.run(argv, check=False).returncode == 0
+    assert load_checkpoint(tmp_path).step == 10
+
+
 def test_of_processes_that_remove_each_others_steps_one_loses_its_own(tmp_path, monkeypatch):
     """Each had what the other had put in place for an old one, and no checkpoint was left of two."""
     def meanwhile(run, name):
