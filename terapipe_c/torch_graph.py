@@ -41,7 +41,8 @@ def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) ->
         with _restored(module):
             graph = _symbolic(torch, module, whole)
         restore()
-        if not _follows(torch, graph.forward, module, arguments, named, restore):
+        follows = partial(_follows, torch, graph.forward, module, arguments, named, restore)
+        if not follows() or (_small(module) and not follows(stirred=True)):
             raise InvalidValueError("it follows another path than this example: an argument is neither None nor a tensor to it")
         return graph, arguments, named
 
@@ -89,6 +90,11 @@ def _symbolic(torch: Any, module: Any, whole: bool) -> Any:
         raise NotImplementedError(f"a hook of the model's own ({name}) is no part of the graph")
     parametrized = importlib.import_module("torch.nn.utils.parametrize").is_parametrized
 
+    def autocasts() -> list[Any]:
+        return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+
+    callers = autocasts()
+
     def is_leaf_module(self: Any, part: Any, path: str) -> bool:
         deep = any(True for child in part.children() for _ in child.children()) and not parametrized(part)
         return torch.fx.Tracer.is_leaf_module(self, part, path) and (whole or not deep)
@@ -96,6 +102,8 @@ def _symbolic(torch: Any, module: Any, whole: bool) -> Any:
     def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
         node = torch.fx.Tracer.create_node(self, *args, **kwargs)
         node.meta["without_gradient"] = not torch.is_grad_enabled()
+        if autocasts() != callers:
+            raise NotImplementedError("torch.autocast is no part of the graph")
         return node
 
     tracer = type("Tracer", (torch.fx.Tracer,), {"create_node": create_node, "is_leaf_module": is_leaf_module})()
@@ -110,14 +118,18 @@ def _symbolic(torch: Any, module: Any, whole: bool) -> Any:
 
 
 def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tuple[Any, ...], named: dict[str, Any],
-             restore: Callable[[], None]) -> bool:
+             restore: Callable[[], None], stirred: bool = False) -> bool:
     """Whether a graph's forward computes what the module does of this example. torch.fx's does not where the module asks whether an
-    argument is None, or is a tensor (a proxy is neither), or says torch.autocast. Of an example that the module itself refuses:
-    whether the graph does, which says at which node. restore: the module's tensors, after each."""
+    argument is None, or is a tensor (a proxy is neither). Of an example that the module itself refuses: whether the graph does,
+    which says at which node. restore: the module's tensors, after each. stirred: with other numbers where parameters are zeros, or
+    nearly, as some are before a training: what is left out of what goes through them would change no result."""
     def results(*calls: Any) -> list[Any]:
         try:
             with _restored(module), torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")     # of what is without gradients here
+                for part in _small(module) if stirred else ():
+                    row = part[0].numel() if part.dim() > 1 else 10
+                    part.data.copy_(torch.linspace(0.5 / row, 1.5 / row, part.numel()).reshape(part.shape))     # no random number
                 for call in calls:
                     arguments_now, named_now = copied(torch, (arguments, named))
                     with torch.random.fork_rng():
@@ -139,6 +151,16 @@ def _follows(torch: Any, forward: Callable[..., Any], module: Any, arguments: tu
         return right is not None and (alike(found, right) or alike(results(module, forward), right))
     except Exception:
         return right is None
+
+
+def _small(module: Any) -> list[Any]:
+    """Parameters by which what goes through them is as good as lost."""
+    found = []
+    for part in module.parameters():
+        with suppress(RuntimeError):    # of a kind that has no such operation
+            if part.is_floating_point() and part.numel() and part.detach().abs().max() < 1e-2:
+                found.append(part)
+    return found
 
 
 def _reads_of(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Reads:

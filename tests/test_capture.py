@@ -250,6 +250,33 @@ def test_the_path_of_this_example_is_taken(torch):
     assert model.calls == 1  # our own, for the bytes
 
 
+@pytest.mark.parametrize("what", ["a tensor", "autocast"])
+@pytest.mark.parametrize("start", [0.0, 1e-6])
+def test_what_goes_through_weights_that_are_zero_is_part_of_the_model(torch, what, start):
+    """As a last layer is before a training, or a gate. The graph without it gave the same result, and was taken for the model's."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.side, self.gate = (torch.nn.Linear(8, 8) for _ in range(3))
+            torch.nn.init.constant_(self.gate.weight, start)
+            torch.nn.init.zeros_(self.gate.bias)
+
+        def forward(self, x, y):
+            if what == "a tensor":
+                x = self.first(x)
+                return x + self.gate(torch.tanh(self.side(y))) if isinstance(y, torch.Tensor) else x
+            with torch.autocast("cpu", torch.bfloat16):
+                x = torch.tanh(self.first(torch.tanh(self.side(x))))
+            return self.gate(x.float()) + y
+
+    model, example = Model(), (torch.randn(4, 8), torch.randn(4, 8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    nodes = tp.capture(model, example, repeats=0)
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, *example)
+    assert nodes.param_bytes.sum() == 3 * (8 + 1) * 8 * 4
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("branch", [False, True])  # a branch is torch.export's
 def test_nothing_is_kept_without_a_gradient(torch, branch):
     """torch.fx forgets a torch.no_grad(): what went on within it was charged with tensors and a backward."""
