@@ -188,6 +188,9 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, OnDemand]:
         for name, spec in read_layout(path).tensors.items():
             if not MASKS.fullmatch(name):
                 full = name if name == "lm_head.weight" or name.startswith("transformer.") else f"transformer.{name}"
+                if full in found and not _same((path, spec), found[full]):
+                    raise InvalidValueError(f"{path}: tensor {name} is there twice, and not the same ({found[full][1].name} in "
+                                            f"{found[full][0]}): one of them would be right")
                 found[full] = (path, spec)
     if model["tie_weights"] and "lm_head.weight" in found:     # some writers store the tied weight twice
         _check_tied(found.pop("lm_head.weight"), found.get("transformer.wte.weight"))
@@ -213,10 +216,13 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, OnDemand]:
 
 def _check_tied(head: tuple[Path, TensorSpec], embedding: tuple[Path, TensorSpec] | None) -> None:
     """transformers 5 does not tie two that differ, and 4 took the embedding for both."""
-    if embedding is not None and (head[1].shape != embedding[1].shape or not same_values(
-            *(read_tensor(*one).astype(np.float32, copy=False) for one in (head, embedding)))):
+    if embedding is not None and not _same(head, embedding):
         raise InvalidValueError(f"{head[0]}: lm_head.weight is not transformer.wte.weight, and config.json ties them: "
                                 "tie_word_embeddings = false there, or no lm_head.weight, would be right")
+
+
+def _same(one: tuple[Path, TensorSpec], other: tuple[Path, TensorSpec]) -> bool:
+    return one[1].shape == other[1].shape and same_values(*(read_tensor(*x).astype(np.float32, copy=False) for x in (one, other)))
 
 
 def find_params(path: str | os.PathLike[str]) -> Path:

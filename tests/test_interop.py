@@ -214,6 +214,28 @@ def test_half_floats_are_widened(tmp_path, dtype, exact):
         np.testing.assert_allclose(back[name], array, rtol=2.0 ** (1 - exact), atol=1e-7)
 
 
+@pytest.mark.parametrize("same_numbers", [True, False])
+@pytest.mark.parametrize("shards", [True, False])
+def test_import_takes_no_tensor_that_is_there_twice_for_one_of_both(tmp_path, same_numbers, shards):
+    """By both of its names, or in two shards: the last one was taken, unseen."""
+    params = float_params(MODEL)
+    export_hf(tmp_path, model=MODEL, params=params)
+    again = {"h.1.mlp.c_fc.weight": params["transformer.h.1.mlp.c_fc.weight"] + (not same_numbers)}
+    if shards:
+        for name, arrays in (("a", params), ("b", again)):
+            write_file(tmp_path / f"{name}.safetensors", arrays)
+        (tmp_path / "model.safetensors").unlink()
+        where = dict.fromkeys(params, "a.safetensors") | dict.fromkeys(again, "b.safetensors")
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    else:
+        write_file(tmp_path / "model.safetensors", params | again)
+    if same_numbers:
+        assert same(import_hf(tmp_path).params, params)
+    else:
+        with pytest.raises(InvalidValueError, match=r"tensor h\.1\.mlp\.c_fc\.weight is there twice, and not the same"):
+            import_hf(tmp_path)
+
+
 @pytest.mark.parametrize("config, message", [
     ({"model_type": "llama"}, "model_type is 'llama'"), ({"activation_function": "relu"}, "activation_function is 'relu'"),
     ({"n_inner": 100}, "n_inner is 100"), ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
