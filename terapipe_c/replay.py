@@ -33,14 +33,19 @@ def causes(
                 continue
             mine = work[np.isin(work["op"], [CODE[op] for op in ops])]
             bubbles[cause] = float((mine["end_s"] - mine["start_s"]).sum())
-        bubbles["comm"] = max(0.0, idle - sum(bubbles.values()))
-        return bubbles, 0.0, None
+        return _within(idle, bubbles), 0.0, None
     ideal = {cause: sum(line.bubbles[cause] for line in each) for cause in CAUSES}
+    return _within(idle, ideal), min(makespan_s, max(line.lower_bound_s for line in each)), program
+
+
+def _within(idle: float, ideal: dict[str, float]) -> dict[str, float]:
+    """What explains the idle seconds, and the rest of them as messages'; together no more: clocks of two ranks may differ by a
+    hair, and what saves memory may overlap with the work."""
     explained = sum(ideal.values())
-    scale = min(1.0, idle / explained) if explained > 0 else 1.0  # clocks of two ranks may differ by a hair
+    scale = min(1.0, idle / explained) if explained > 0 else 1.0
     bubbles = {cause: scale * seconds for cause, seconds in ideal.items()}
     bubbles["comm"] = max(0.0, idle - scale * (explained - ideal["comm"]))
-    return bubbles, min(makespan_s, max(line.lower_bound_s for line in each)), program
+    return bubbles
 
 
 def _mark_halves(code: NDArray[np.void], work: NDArray[np.void]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -363,10 +364,10 @@ class Timeline:
 
         intervals: a structured array with the fields of schedule.INTERVAL (op as a code or a name), or rows ``(rank, op, stage,
         micro, slice, start_s, end_s)``; messages (SF, RF, ...) may be among them. Times are shifted so that the first interval
-        starts at 0. ranks, makespan_s: None: as the intervals say. The causes of idle time are those of the same instructions
-        simulated with the measured durations; what the ranks idled beyond that is ``comm``. program: what they ran, or each
-        replica of so many ranks did; None, or where the intervals are not all of it: as the times say, which do not tell of
-        swaps beside the work when they were begun and from how many places.
+        starts at 0. Where operations of a rank overlap it is busy once. ranks, makespan_s: None: as the intervals say. The causes
+        of idle time are those of the same instructions simulated with the measured durations; what the ranks idled beyond that is
+        ``comm``. program: what they ran, or each replica of so many ranks did; None, or where the intervals are not all of it: as
+        the times say, which do not tell of swaps beside the work when they were begun and from how many places.
         """
         from .replay import causes
 
@@ -390,8 +391,7 @@ class Timeline:
             raise InvalidValueError(f"makespan_s is {makespan_s:g}: at least {last_s:g}, when the last interval ends, would be "
                                     "right")
         rows = rows[np.lexsort((rows["start_s"], rows["rank"]))]
-        useful = rows[_USEFUL[rows["op"]]]
-        busy = np.bincount(useful["rank"], useful["end_s"] - useful["start_s"], ranks).astype(np.float64)
+        busy = _busy(rows[_USEFUL[rows["op"]]], ranks)
         bubbles, bound, program = causes(rows, ranks, makespan_s, busy, program)
         return cls(ranks, float(makespan_s), busy, bubbles, np.zeros(ranks, np.int64), bound, rows, program)
 
@@ -427,6 +427,16 @@ class Timeline:
         from . import view
 
         return view.notebook(self)
+
+
+def _busy(useful: NDArray[np.void], ranks: int) -> Float:
+    """Seconds in which each rank was at work, of rows by rank and start: no second counts twice where two of a rank overlap."""
+    seconds, last = useful["end_s"] - useful["start_s"], np.empty(len(useful))
+    edges = np.flatnonzero(np.diff(useful["rank"], prepend=-1, append=-1))
+    for begin, end in itertools.pairwise(edges.tolist()):
+        last[begin], last[begin + 1:end] = 0.0, np.maximum.accumulate(useful["end_s"][begin:end - 1])
+    twice = np.minimum(np.maximum(last - useful["start_s"], 0.0), seconds)
+    return np.bincount(useful["rank"], seconds - twice, ranks).astype(np.float64)
 
 
 def _rows(intervals: Any) -> NDArray[np.void]:

@@ -61,6 +61,19 @@ def test_names_of_operations_may_be_of_any_kind():
             Timeline.from_intervals([(0, wrong, 0, 0, 0, 0.0, 1.0)])
 
 
+def test_operations_that_overlap_make_a_rank_busy_once():
+    """As two streams of one device, or rows that were given twice: it was 200 % busy, and idle for less than no time."""
+    rows = [(0, "F", 0, 0, 0, 0.0, 2.0), (0, "F", 0, 1, 0, 1.0, 3.0), (0, "B", 0, 0, 0, 2.0, 4.0), (0, "B", 0, 1, 0, 2.5, 3.5)]
+    late = (1, "F", 1, 0, 0, 1.0, 3.0)
+    again = [(1, "R", 1, 0, 0, 1.0, 3.0), (1, "R", 1, 1, 0, 1.0, 2.0)]       # of no program, and beside the forward
+    for more, idle in (([], 0.0), ([late], 2.0), ([late, *again], 2.0), ([late, late], 2.0)):
+        line = Timeline.from_intervals([*rows, *more])
+        assert line.makespan_s == 4.0 and line.busy_s.tolist() == [4.0, 2.0][:line.num_ranks] and line.idle_s == idle
+        assert sum(line.bubbles.values()) == pytest.approx(idle) and min(line.bubbles.values()) >= 0 and line.efficiency <= 1
+    apart = [(0, "F", 0, 0, 0, 0.0, 5.0), (0, "F", 0, 1, 0, 1.0, 2.0), (0, "B", 0, 0, 0, 3.0, 4.0), (0, "B", 0, 1, 0, 6.0, 8.0)]
+    assert Timeline.from_intervals(apart).busy_s.tolist() == [7.0]
+
+
 def test_intervals_that_are_no_program_have_no_bound():
     line = Timeline.from_intervals([(0, "F", 0, 0, 0, 0.0, 1.0)], makespan_s=1.0)
     assert line.program is None and line.lower_bound_s == 0 and set(line.bubbles.values()) == {0.0}
