@@ -34,7 +34,7 @@ __all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "check_run", "c
            "initial", "look_at", "make_folder", "make_job", "neighbours", "other_cosine", "replicas_of"]
 
 ENGINE = "terapipe_c.engine:make_engine"
-TINY = float(np.finfo(np.float32).tiny)
+TINY, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: bool, val_fraction: float, tokenizer: Any,
@@ -174,6 +174,9 @@ def _check(options: dict[str, Any]) -> None:
     options["timeout_s"] = timeout("timeout_s", options["timeout_s"])
     if options["eps"] < TINY:      # 0 / 0 where a gradient is 0: a token that a batch does not have
         raise _core.InvalidValueError(f"eps is {options['eps']:g}: at least {TINY:g}, float32's smallest, would be right")
+    for name in ("lr", "weight_decay"):
+        if options[name] > LARGEST:     # infinite where the update multiplies by it
+            raise _core.InvalidValueError(f"{name} is {options[name]:g}: at most {LARGEST:g}, float32's largest, would be right")
     if not isinstance(options["engine"], str) or not all(options["engine"].partition(":")):
         raise _core.InvalidValueError(f"engine is {brief(options['engine'])}: 'module:function' would be right")
     options["reproducible"] = flag("reproducible", options["reproducible"])

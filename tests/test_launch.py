@@ -270,6 +270,7 @@ def test_bad_requests_are_refused(tmp_path):
             (ValueError, "resume", dict(resume=True)), (FileNotFoundError, "new", dict(resume=True, out=tmp_path / "new")),
             (ValueError, "float64", dict(init={"w": np.zeros(3)})), (TypeError, "init is int", dict(init=5)),
             (ValueError, "eps is 0", dict(eps=0)), (ValueError, "processes is 'no'", dict(processes="no")),
+            (ValueError, "lr is 1e.39: at most 3.4", dict(lr=1e39)), (ValueError, "weight_decay is 1e.99", dict(weight_decay=1e99)),
             (ValueError, "timeout_s is 1e.30", dict(timeout_s=1e30)), (TypeError, "tokenizer is 3", dict(tokenizer=3)),
             (ValueError, "long.txt: the val split has 0 of", dict(data=tmp_path / "long.txt", eval_every=1, val_fraction=0)),
             (ValueError, "lr is '1'", dict(lr="1")), (ValueError, "empty.txt is empty", dict(data=tmp_path / "empty.txt")),
