@@ -20,6 +20,8 @@ from .schedule import SUM, Program, Timeline, tables
 
 __all__ = ["Emulation", "emulate"]
 
+LONGEST = 2.0**53 * 1e-9    # seconds: of more, doubles do not tell one nanosecond from the next
+
 
 @dataclass(frozen=True, repr=False)
 class Emulation:
@@ -73,6 +75,9 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
     timeout_s = timeout("timeout_s", timeout_s)
     program.check()
     predicted = program.simulate(costs).makespan_s
+    if predicted > LONGEST:
+        raise _core.InvalidValueError(f"the step would take {predicted:g} s: at most {LONGEST:g} s, whose nanoseconds are counted, "
+                                      "would be right")
     durations = tables(program, costs)
     ranks = program.num_ranks
     pairs = bytearray(ranks * ranks)

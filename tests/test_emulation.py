@@ -85,3 +85,10 @@ def test_a_wait_that_never_ends_is_a_deadline_and_nothing_is_left_running():
     with pytest.raises(tp.DeadlineError, match=r"rank 1 waited 0.5 s"):
         tp.emulate(program, {"F": 100.0, "B": 1e-4}, timeout_s=0.5)  # rank 0 is woken
     assert threading.active_count() == before
+
+
+def test_a_step_of_more_seconds_than_are_counted_in_nanoseconds_is_refused():
+    """It slept for no time at all."""
+    for cost in ({"F": 1e300, "B": 1.0}, {"F": 0.0, "B": 0.0, "comm": 1e10}):
+        with pytest.raises(ValueError, match=r"the step would take [\d.e+]+ s: at most 9.0072e\+06 s, .* would be right"):
+            tp.emulate(tp.schedules.gpipe(2, 1), cost, timeout_s=1.0)
