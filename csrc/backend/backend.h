@@ -87,10 +87,12 @@ typedef struct {
     void (*bias_w)(tp_backend *be, int64_t rows, int64_t n, const float *dy, int64_t dy_stride, float *grad, int accumulate);
 
     /* -- attention: q, k, v point at row (0, 0), head 0; head h at + h * D. scale = 1/sqrt(D). --
-     * forward reads k, v rows [0, C+S), q rows [C, C+S); writes o rows [C, C+S) and lse[(b * H + h) * T + t] (natural log).
-     * backward (push): delta[(b * H + h) * T + t] = sum_d do * o is written for rows [C, C+S); dq rows [C, C+S) from k, v rows
-     *   [0, C+S); dk, dv rows [0, C+S) go on with what these queries add, one chain over queries descending, begun by the slice
-     *   that ends the sequence: rows [C, C+S) are complete then, as no later query is left and no earlier one sees them.
+     * forward reads k, v rows [0, C+S), q rows [C, C+S); writes o rows [C, C+S) and lse[(b * H + h) * T + t] (natural log). Both
+     *   are NaN where scores are 2^29 or more: an lse of that size does not give P back.
+     * backward (push): delta[(b * H + h) * T + t] = sum_d do * o is written for rows [C, C+S), over the sum of P as a rounded lse
+     *   gives it where that lse is large; dq rows [C, C+S) from k, v rows [0, C+S); dk, dv rows [0, C+S) go on with what these
+     *   queries add, one chain over queries descending, begun by the slice that ends the sequence: rows [C, C+S) are complete
+     *   then, as no later query is left and no earlier one sees them.
      *   Called for slices in descending order. dq, dk, dv may not alias q, k, v. */
     void (*attention_forward)(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v,
                               float *o, float *lse);

@@ -9,6 +9,7 @@
 #include "csrc/cpu/cpu.h"
 
 #include "csrc/cpu/attention_tile.h"
+#include "csrc/cpu/attention_wide.h"
 #include "csrc/cpu/vec.h"
 
 #include <math.h>
@@ -132,7 +133,13 @@ softmax_row(const int masked, const head_view *head, float *scores, int64_t seen
     }
     if (__builtin_expect(!vec_all_equal(top, limit), 0))
         raise_reference(head, top, reference, sum, out);
-    vf16 factor = vec_set1(head->scale2), shift = vec_set1(-*reference * head->scale2), total = vec_load(sum);
+    float from = -*reference * head->scale2;
+    if (is_wide(from)) {
+        for (int j = 0; j < TILE_VECTORS; j++)
+            s[j] = vec_sub(s[j], vec_set1(*reference));
+        from = 0.0f;
+    }
+    vf16 factor = vec_set1(head->scale2), shift = vec_set1(from), total = vec_load(sum);
 #pragma GCC unroll 4
     for (int j = 0; j < TILE_VECTORS; j++) {
         vf16 p = vec_exp2_low(vec_fma(s[j], factor, shift));
@@ -196,6 +203,7 @@ forward_end(const attention_job *job, const head_view *head, const forward_space
     int64_t depth = head->depth, at = t - head->first;
     for (int64_t r = at; r < at + count; r++) {
         float sum = vec_sum(vec_load(w->sum + r * VEC_LANES)), *out = w->out + r * depth;
+        sum = fabsf(w->reference[r] * head->scale) < ATTENTION_MOST ? sum : NAN;
         for (int64_t d = 0; d < depth; d += VEC_LANES)
             vec_store(out + d, vec_div(vec_load(out + d), vec_set1(sum)));
         job->lse[head->stat + head->first + r] = w->reference[r] * head->scale + logf(sum);
@@ -292,6 +300,10 @@ VEC_INLINE void
 gradient_row(const int masked, int64_t seen, float scale, float scale2, float lse, float delta, float *p,
              float *ds)
 {
+    if (is_wide(lse)) {
+        take_from_row(p, lse / scale);
+        lse = 0.0f;
+    }
     vf16 factor = vec_set1(scale2), shift = vec_set1(-lse * ATTENTION_LOG2E), less = vec_set1(delta), times = vec_set1(scale);
 #pragma GCC unroll 4
     for (int64_t j = 0; j < TILE; j += VEC_LANES) {
@@ -306,7 +318,31 @@ gradient_row(const int masked, int64_t seen, float scale, float scale2, float ls
     }
 }
 
-/* When rows are first met: packs them; their delta and a zero dq. */
+/* The rounding of a row's lse makes all of its P too large or too small by one factor, and so its sum, which should be 1, is that.
+ * Where it is more than a little the first float of the row's dq becomes its reciprocal, for backward_begin. */
+static void
+measure_wide_rows(const attention_job *job, const head_view *head, const backward_space *w, int64_t t, int64_t count)
+{
+    int64_t depth = head->depth, dim = head->head_dim, row = head->row, at = (t - head->first) * depth;
+    const float *lse = job->lse_in + head->stat + t;
+    tile_product qk = {.a = w->query + at, .a_step = depth, .b = w->key_t, .ldb = TILE, .c = w->p, .ldc = TILE, .columns = TILE,
+                       .depth = dim};
+    pack_rows(job->q + head->at + t * row, row, count, dim, depth, w->query + at);
+    memset(w->dq + at, 0, (size_t)(count * depth) * sizeof *w->dq);
+    for (int64_t key = 0; key < t + count; key += TILE) {
+        int64_t keys = attention_least(head->last - key, TILE);
+        pack_transposed(job->k + head->at + key * row, row, keys, dim, w->key_t);
+        tile_multiply(count, &qk);
+        for (int64_t r = 0; r < count; r++)
+            if (is_wide(lse[r]))
+                add_up_row(w->p + r * TILE, attention_least(t + r + 1 - key, keys), lse[r], head->scale, head->scale2,
+                           w->dq + at + r * depth);
+    }
+    for (int64_t r = 0; r < count; r++)
+        w->dq[at + r * depth] = 1.0f / vec_sum(vec_load(w->dq + at + r * depth));
+}
+
+/* When rows are first met: packs them; their delta and a zero dq. What P has too much, d_o has less. */
 static void
 backward_begin(const attention_job *job, const head_view *head, const backward_space *w, int64_t t, int64_t count)
 {
@@ -314,8 +350,11 @@ backward_begin(const attention_job *job, const head_view *head, const backward_s
     pack_rows(job->q + head->at + t * head->row, head->row, count, dim, depth, w->query + at);
     pack_rows(job->d_o_in + o_at, head->o_row, count, dim, depth, w->d_o + at);
     for (int64_t r = 0; r < count; r++) {
-        const float *o = job->o_in + o_at + r * head->o_row, *d = w->d_o + at + r * depth;
+        const float *o = job->o_in + o_at + r * head->o_row;
+        float *d = w->d_o + at + r * depth;
         vf16 sum = vec_zero();
+        for (int64_t i = 0; is_wide(job->lse_in[head->stat + t + r]) && i < depth; i += VEC_LANES)
+            vec_store(d + i, vec_mul(vec_load(d + i), vec_set1(w->dq[at + r * depth])));
         for (int64_t i = 0; i < depth; i += VEC_LANES)
             sum = vec_fma(vec_load_n(o + i, tile_lanes(dim, i)), vec_load(d + i), sum);
         job->delta[head->stat + t + r] = vec_sum(sum);
@@ -461,6 +500,14 @@ static void
 backward_item(const attention_job *job, const head_view *head, float *workspace)
 {
     backward_space w = backward_divide(head, workspace);
+    for (int64_t next = head->last, t; next > head->first; next = t) {
+        int wide = 0;
+        t = attention_most((next - 1) / TILE * TILE, head->first);
+        for (int64_t i = t; i < next; i++)
+            wide |= is_wide(job->lse_in[head->stat + i]);
+        if (wide)
+            measure_wide_rows(job, head, &w, t, next - t);
+    }
     for (int64_t key = 0; key < head->last; key += TILE)
         backward_keys(job, head, &w, key);
 }
