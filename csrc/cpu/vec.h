@@ -273,6 +273,7 @@ vec_halves_(vf16 v, __m256 *low, __m256 *high)
 
 typedef float vec4_ __attribute__((vector_size(16)));
 typedef int32_t vec4i_ __attribute__((vector_size(16)));
+typedef uint32_t vec4u_ __attribute__((vector_size(16)));
 typedef struct {
     vec4_ a, b, c, d;
 } vf16;
@@ -396,7 +397,7 @@ vec_fnma(vf16 x, vf16 y, vf16 z)
 {
     return VEC_MAP_(VEC_FNMA_, x, y, z);
 }
-#define VEC_SHIFT_(q, x, bits) (vec4_)((vec4i_)(x).q + ((vec4i_)(bits).q << 23))
+#define VEC_SHIFT_(q, x, bits) (vec4_)((vec4u_)(x).q + ((vec4u_)(bits).q << 23)) /* unsigned: a NaN's bits may run over */
 VEC_INLINE vf16
 vec_shift_exponent(vf16 x, vf16 bits)
 {
