@@ -274,6 +274,13 @@ def test_ways_that_no_bound_ends_are_followed_to_better_plans():
     assert plan.optimal and plan.lower_bound_s <= plan.step_time_s <= makespan(sums(f, known), sums(b, known), 3, 3.0) == 967
 
 
+def test_many_blocks_on_few_stages_take_no_table_of_their_pairs():
+    """Elimination counts its arcs before it makes room for them: 2e5 blocks asked for 26 GB, and 4e4 took 2.5."""
+    x = np.arange(200_000) / 200_000
+    plan = planners.autopipe(1 + 4 * x, 6 - 4 * x, 8, 6)
+    assert plan.optimal and plan.nodes > 0
+
+
 def test_a_limit_ends_the_search():
     rng = np.random.default_rng(6)
     f, b = rng.integers(1, 30, 200).astype(float), rng.integers(1, 60, 200).astype(float)

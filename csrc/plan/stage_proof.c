@@ -22,6 +22,7 @@ static const double DIVE = 1.0 / 16.0; /* its share (tp_stage_improve) */
 enum { DEPTH = 64 };                      /* of divisions: beyond it ways are followed to their end */
 static const double SLACK = 5e-13;        /* half of what is a tie (tp_stage_goal) */
 static const size_t ROOM = (size_t)1 << 23; /* doubles of tails */
+static const int64_t ARCS = (int64_t)1 << 22; /* most of them: 40 bytes each */
 
 typedef struct {
     int from, to; /* nodes */
@@ -119,11 +120,12 @@ path_steps(const proof *f)
 
 /* ---- the arcs ------------------------------------------------------------------------------------------------------------ */
 
+/* The first place of boundary k from `block` on from which the rest is within the goal; past every end if there is none. */
 static inline int
-is_node(const tp_stages *s, int k, int block)
+next_node(const tp_stages *s, int k, int block)
 {
-    return block >= s->first[k] && block <= s->behind[k] &&
-           s->alive[(size_t)k * (size_t)(s->blocks + 2) + (size_t)block] == block;
+    block = block < s->first[k] ? s->first[k] : block;
+    return block > s->behind[k] ? s->blocks + 1 : s->alive[(size_t)k * (size_t)(s->blocks + 2) + (size_t)block];
 }
 
 static int
@@ -144,22 +146,39 @@ take_ways(tp_arena *arena, int p, int nodes, int arcs, ways *out)
     return TP_OK;
 }
 
-/* Room for them; f->most. */
-static tp_status
-open_ways(tp_arena *arena, proof *f)
+/* Would they, or one look at all of them, take too much memory, or much of the effort? Counted before there is room for them, for
+ * their number is that of blocks squared. f->most, f->brief, the rooms of nodes and of arcs. */
+static int
+is_large(proof *f, int *nodes, int *arcs)
 {
     const tp_stages *s = f->q->stages;
-    int p = f->stages, nodes = 0, count = 0;
-    for (int k = 0; k <= p; k++) {
-        int room = s->behind[k] - s->first[k] + 1;
-        nodes += room;
-        f->most = room > f->most ? room : f->most;
-        for (int i = s->first[k]; k < p && i <= s->behind[k]; i++)
-            count += is_node(s, k, i) ? last_end(s, k, i) - i : 0;
+    int64_t steps = 0, limit = f->q->limits.effort > 0 ? f->q->limits.effort : INT64_MAX, count = 0, room = 0;
+    for (int k = 0; k <= f->stages; k++) {
+        int places = s->behind[k] - s->first[k] + 1;
+        room += places;
+        f->most = places > f->most ? places : f->most;
     }
-    TP_TRY(take_ways(arena, p, nodes, count, &f->all));
-    TP_TRY(take_ways(arena, p, nodes, count, &f->now));
-    TP_ARENA_TAKE(arena, count, f->bound_s);
+    if ((size_t)room * tp_response_head_size(f->micros) + 2 * (size_t)f->most * table(f) > ROOM)
+        return 1;
+    for (int k = 0; k < f->stages; k++) {
+        int64_t before = count;
+        for (int i = next_node(s, k, 0); i <= s->behind[k] && count <= ARCS; i = next_node(s, k, i + 1))
+            for (int to = next_node(s, k + 1, i + 1), last = last_end(s, k, i); to <= last; to = next_node(s, k + 1, to + 1))
+                count++;
+        steps += (count - before) * (tail_steps(f, k) + 2 * path_steps(f));
+    }
+    f->brief = (size_t)room * table(f) <= ROOM && steps <= limit / 32;
+    *nodes = (int)room;
+    *arcs = (int)count;
+    return count > ARCS || steps > limit / 4;
+}
+
+static tp_status
+open_ways(tp_arena *arena, proof *f, int nodes, int arcs)
+{
+    TP_TRY(take_ways(arena, f->stages, nodes, arcs, &f->all));
+    TP_TRY(take_ways(arena, f->stages, nodes, arcs, &f->now));
+    TP_ARENA_TAKE(arena, arcs, f->bound_s);
     TP_ARENA_TAKE(arena, nodes, f->place);
     TP_ARENA_TAKE(arena, nodes, f->reached);
     TP_ARENA_TAKE(arena, nodes, f->set);
@@ -178,11 +197,9 @@ find_arcs(proof *f)
     for (int k = 0; k <= p; k++) {
         w->arcs[k] = count;
         for (int i = s->first[k]; i <= s->behind[k]; i++) {
-            int from = w->node[k] + i - s->first[k], last = k < p && is_node(s, k, i) ? last_end(s, k, i) : i;
+            int from = w->node[k] + i - s->first[k], last = k < p && next_node(s, k, i) == i ? last_end(s, k, i) : i;
             w->block[from] = i;
-            for (int to = i + 1; to <= last; to++) {
-                if (!is_node(s, k + 1, to))
-                    continue;
+            for (int to = k < p ? next_node(s, k + 1, i + 1) : i + 1; to <= last; to = next_node(s, k + 1, to + 1)) {
                 f->bound_s[count] = tp_stage_bound(s, k, i, to);
                 w->arc[count++] = (arc){from, w->node[k + 1] + to - s->first[k + 1], to, 1};
             }
@@ -445,18 +462,6 @@ open_tables(tp_arena *arena, proof *f)
     return TP_OK;
 }
 
-/* Would one look at all arcs take too much memory, or much of the effort? */
-static int
-is_large(proof *f)
-{
-    int64_t steps = 0, limit = f->q->limits.effort > 0 ? f->q->limits.effort : INT64_MAX;
-    size_t nodes = (size_t)f->all.node[f->stages + 1];
-    for (int k = 0; k < f->stages; k++)
-        steps += (f->all.arcs[k + 1] - f->all.arcs[k]) * (tail_steps(f, k) + 2 * path_steps(f));
-    f->brief = nodes * table(f) <= ROOM && steps <= limit / 32;
-    return nodes * tp_response_head_size(f->micros) + 2 * (size_t)f->most * table(f) > ROOM || steps > limit / 4;
-}
-
 static tp_status
 look(tp_arena *arena, proof *f, int depth, outcome *out);
 
@@ -510,7 +515,7 @@ look(tp_arena *arena, proof *f, int depth, outcome *out)
         f->until = depth < DEPTH ? q->nodes + 8 * f->stages : INT64_MAX;
         if (!follow(f, 0, f->now.node[0])) {
             out->ended = q->nodes < f->until && !q->stopped;
-            return out->ended || depth < 0 ? TP_OK : divide(arena, f, depth, out);
+            return out->ended || q->stopped || depth < 0 ? TP_OK : divide(arena, f, depth, out);
         }
         out->found = 1;
         tp_stage_descend(q, f->spare, TP_STAGE_DESCENT);
@@ -555,13 +560,14 @@ tp_stage_prove(tp_arena *arena, tp_stage_search *q, int *done)
 {
     proof f = {.q = q, .stages = q->stages->stages, .micros = q->stages->micros};
     outcome out = {0};
+    int nodes, arcs;
     *done = 0;
     if (f.stages + f.micros > SUM)
         return TP_OK;
-    TP_TRY(open_ways(arena, &f));
-    find_arcs(&f);
-    if (is_large(&f))
+    if (is_large(&f, &nodes, &arcs))
         return TP_OK;
+    TP_TRY(open_ways(arena, &f, nodes, arcs));
+    find_arcs(&f);
     TP_TRY(open_tables(arena, &f));
     TP_ARENA_TAKE(arena, DEPTH, f.apart);
     TP_TRY(search(arena, &f, &out));
