@@ -16,7 +16,7 @@
 #define BODY static inline
 #endif
 
-enum { PATHS = 128, LANES = 8 }; /* the oldest path is forgotten for a new one */
+enum { PATHS = 128, LANES = 8, GROUP = 32 }; /* the oldest path is forgotten for a new one */
 enum { TRIES = 40 };             /* simulations for one aim */
 
 struct tp_stage_paths {
@@ -25,8 +25,9 @@ struct tp_stage_paths {
     double *forwards, *backwards;  /* [stages][PATHS] of a stage on a path */
     double *fixed;                 /* [PATHS] messages; -inf: no path yet */
     double *now;                   /* [PATHS] with the plan */
-    float *beyond, *moved;         /* [PATHS] less the aim; with boundaries moved */
-    float *up, *down;              /* [stages][PATHS] what a path gains when the boundary moves by one block */
+    float *beyond;                 /* [PATHS] less the aim */
+    float *up, *down;              /* [PATHS / GROUP][stages][GROUP] what a path gains when the boundary moves by one block */
+    float *sums;                   /* [stages][LANES] squares of what paths are beyond it, boundaries up to that one moved */
     int *plan;                     /* [stages + 1] */
     tp_f1b_op *path;
 };
@@ -36,18 +37,34 @@ typedef struct {
     int from, to, by;
 } shift;
 
-/* paths, more added to them: what they are beyond the aim, squares summed. */
-BODY float
-add(float *restrict paths, const float *restrict more, int used)
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t masks __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* A path, more added to it; the square of what it is beyond the aim then. */
+#define ADD(path, more)                                                                                                \
+    do {                                                                                                               \
+        path += more;                                                                                                  \
+        lanes beyond_ = (lanes)((masks)path & (path > 0.0f));                                                          \
+        sum += beyond_ * beyond_;                                                                                      \
+    } while (0)
+
+/* Boundaries one by one moved too, what a group's paths gain by each added to them: the squares by lanes for each. The paths are in
+ * registers from the first boundary to the last. */
+BODY void
+add(const float *paths, const float *gain, int first, int count, float *sums)
 {
-    float sum[LANES] = {0.0f};
-    for (int i = 0; i < used; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            float beyond = paths[i + l] += more[i + l];
-            beyond = beyond > 0.0f ? beyond : 0.0f;
-            sum[l] += beyond * beyond;
-        }
-    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+    const lanes *at = (const void *)paths, *more = (const void *)gain;
+    lanes *out = (void *)sums, a = at[0], b = at[1], c = at[2], d = at[3];
+    for (int k = 0; k < count; k++, more += GROUP / LANES) {
+        lanes sum = {0.0f};
+        if (!first)
+            sum = out[k];
+        ADD(a, more[0]);
+        ADD(b, more[1]);
+        ADD(c, more[2]);
+        ADD(d, more[3]);
+        out[k] = sum;
+    }
 }
 
 /* Do the stages fit when boundaries from .. to move, and hold a block? */
@@ -68,9 +85,11 @@ find_body(const tp_stages *s, const struct tp_stage_paths *w, shift *best)
 {
     for (int by = 1; by >= -1; by -= 2)
         for (int from = 1; from < s->stages; from++) {
-            memcpy(w->moved, w->beyond, (size_t)w->used * sizeof *w->moved);
+            for (int i = 0; i < w->used; i += GROUP)
+                add(w->beyond + i, (by > 0 ? w->up : w->down) + i * s->stages + from * GROUP, i == 0, s->stages - from, w->sums);
             for (int to = from; to < s->stages; to++) {
-                float beyond = add(w->moved, (by > 0 ? w->up : w->down) + to * PATHS, w->used);
+                const float *sum = w->sums + (to - from) * LANES;
+                float beyond = ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
                 if (beyond < best->beyond && may_shift(s, w->plan, from, to, by))
                     *best = (shift){beyond, from, to, by};
             }
@@ -97,11 +116,11 @@ set_moves(const tp_stages *s, struct tp_stage_paths *w, int k)
     const double *forward = s->forward_s + w->plan[k], *backward = s->backward_s + w->plan[k];
     double f_up = (forward[1] - forward[0]) * w->per_s, b_up = (backward[1] - backward[0]) * w->per_s;
     double f_down = (forward[0] - forward[-1]) * w->per_s, b_down = (backward[0] - backward[-1]) * w->per_s;
-    float *up = w->up + k * PATHS, *down = w->down + k * PATHS;
     for (int i = 0; i < w->used; i++) {
         double f = f0[i] - f1[i], b = b0[i] - b1[i];
-        up[i] = (float)(f_up * f + b_up * b);
-        down[i] = (float)-(f_down * f + b_down * b);
+        int place = (i / GROUP * s->stages + k) * GROUP + i % GROUP;
+        w->up[place] = (float)(f_up * f + b_up * b);
+        w->down[place] = (float)-(f_down * f + b_down * b);
     }
 }
 
@@ -192,7 +211,7 @@ open_paths(tp_arena *arena, tp_stage_search *q)
     TP_ARENA_TAKE(arena, PATHS, w->fixed);
     TP_ARENA_TAKE(arena, PATHS, w->now);
     TP_ARENA_TAKE(arena, PATHS, w->beyond);
-    TP_ARENA_TAKE(arena, PATHS, w->moved);
+    TP_ARENA_TAKE(arena, p * LANES, w->sums);
     TP_ARENA_TAKE(arena, p + 1, w->plan);
     TP_ARENA_TAKE(arena, tp_f1b_longest_path(q->stages->stages, q->stages->micros), w->path);
     for (int i = 0; i < PATHS; i++)

@@ -238,12 +238,12 @@ def autopipe(
 ) -> StagePlan:  # fmt: skip
     """The partition of least makespan over all that fit, proven by branch and bound, or by elimination where that takes too long.
 
-    The search ends at ``effort`` steps (None: one or two seconds of one core; the same plan on every machine) or at time_limit_s
-    with ``optimal`` False and ``lower_bound_s`` what is proven. 194 blocks on 48 stages (one thread of a shared AMD EPYC): 0.3 ms
-    with 1.5 micro-batches a stage or more. With fewer, all of 160 noisy models (12 to 60 micro-batches) are proven, in 3 ms in
-    the median, 20 at the 90th percentile, 71 at most; blocks that are all alike took up to 460 ms. More than 512 stages and
-    micro-batches together, or elimination's tables too large: branch and bound alone, which with fewer micro-batches than stages
-    often reaches ``effort``.
+    The search ends at ``effort`` steps (None: one or two seconds of one core, and a few more on thousands of stages; the same plan
+    on every machine) or at time_limit_s with ``optimal`` False and ``lower_bound_s`` what is proven. 194 blocks on 48 stages (one
+    thread of a shared AMD EPYC): 0.3 ms with 1.5 micro-batches a stage or more. With fewer, all of 160 noisy models (12 to 60
+    micro-batches) are proven, in 3 ms in the median, 20 at the 90th percentile, 71 at most; blocks that are all alike took up to
+    460 ms. More than 512 stages and micro-batches together, or elimination's tables too large: branch and bound alone, which with
+    fewer micro-batches than stages often reaches ``effort``.
     """
     steps = _EFFORT if effort is None else integer(effort, "effort", 62)
     if steps < 1:
