@@ -281,6 +281,35 @@ def test_many_blocks_on_few_stages_take_no_table_of_their_pairs():
     assert plan.optimal and plan.nodes > 0
 
 
+def test_algorithm_1_of_many_blocks_and_of_any_limits():
+    """The first of equal places, as the recurrence has it: where what fits before a place falls and rises, too. Of 2e5 blocks, that
+    took minutes place by place, whatever the heuristic's time limit."""
+    rng = np.random.default_rng(9)
+    for _ in range(200):
+        p, n = int(rng.integers(1, 6)), int(rng.integers(6, 40))
+        f, held, limit = rng.integers(0, 4, n) * 1.0, rng.integers(0, 9, n) * 1.0, rng.integers(4, 60, p) * 1.0
+        f[rng.integers(n)] += 256.0 - f.sum()                  # a power of two, whose parts no tick rounds
+        least, parent = [0.0] + [np.inf] * n, []
+        for k in range(p):
+            row = [(np.inf, -1)] * (n + 1)
+            for i in range(k + 1, n + 1):
+                row[i] = min((max(least[a], f[a:i].sum()) if held[a:i].sum() <= limit[k] else np.inf, a) for a in range(k, i))
+            least = [value for value, _ in row]
+            parent.append([at for _, at in row])
+        memory = {"limit_bytes": limit, "static_bytes": held}
+        if least[n] == np.inf:
+            with pytest.raises(tp.InfeasibleError):
+                planners.autopipe_balanced(f, f, p, 4, memory=memory)
+            continue
+        want = [n]
+        for k in reversed(range(p)):
+            want.insert(0, parent[k][want[0]])
+        assert planners.autopipe_balanced(f, f, p, 4, memory=memory).boundaries == want
+    ones = np.ones(200_000)
+    plan = planners.autopipe_heuristic(ones, ones, 16, 64, time_limit_s=1e-9)
+    assert plan.simulations == 1 and plan.boundaries == [12_500 * k for k in range(17)]
+
+
 def test_a_limit_ends_the_search():
     rng = np.random.default_rng(6)
     f, b = rng.integers(1, 30, 200).astype(float), rng.integers(1, 60, 200).astype(float)

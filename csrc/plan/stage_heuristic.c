@@ -71,7 +71,7 @@ relieve_cooldown(paper *h, int *boundary, int master)
         for (;;) {
             double rest = tp_stage_times_of(s, at, boundary[at], boundary[at + 1]).rest_s;
             double beyond = tp_stage_times_of(s, k, boundary[k], boundary[k + 1]).rest_s;
-            if (rest - beyond <= (k - at) * own || boundary[k + 1] - boundary[k] < 2 ||
+            if (tp_stage_stop(h->q) || rest - beyond <= (k - at) * own || boundary[k + 1] - boundary[k] < 2 ||
                 !tp_stage_fits(s, k + 1, boundary[k + 1] - 1, boundary[k + 2]))
                 break;
             boundary[k + 1]--;

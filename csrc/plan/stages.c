@@ -161,6 +161,76 @@ tp_stages_pivot(tp_stages *s, int *boundary, double *bound_s)
     tp_stages_take(s, 1, boundary);
 }
 
+/* Algorithm 1's row of one more stage, `stage`, from the row before it. */
+typedef struct {
+    const tp_stages *s;
+    const double *before;
+    int stage;
+    double *least;
+    int *parent;
+} balance_row;
+
+static inline double
+load_of(const tp_stages *s, int from, int to)
+{
+    return (s->forward_s[to] - s->forward_s[from]) + (s->backward_s[to] - s->backward_s[from]);
+}
+
+/* One place after another, whatever the row before. */
+static tp_status
+balance_any(const balance_row *r, int64_t *steps)
+{
+    for (int i = r->stage + 1; i <= r->s->blocks; i++)
+        for (int k = i - 1; k >= r->stage; k--) { /* downwards: the stage only grows */
+            TP_TRY(tp_deadline_check_after(steps, 4));
+            double load = load_of(r->s, k, i);
+            if (load > r->least[i] || !tp_stage_fits(r->s, r->stage, k, i))
+                break;
+            double value = fmax(r->before[k], load);
+            if (value <= r->least[i] && value < INFINITY) {
+                r->least[i] = value;
+                r->parent[i] = k;
+            }
+        }
+    return TP_OK;
+}
+
+/* The first of places low .. high - 1 from which blocks up to `to` are a load within `most` and, if asked, within that of the row
+ * before; high: there is none. */
+static int
+first_within(const balance_row *r, int low, int high, int to, double most, int before)
+{
+    while (low < high) {
+        int k = low + (high - low) / 2;
+        if (load_of(r->s, k, to) <= (before ? r->before[k] : most))
+            high = k;
+        else
+            low = k + 1;
+    }
+    return low;
+}
+
+/* The same where the row before never falls: the best place is where the falling load meets it, or the one before that. */
+static tp_status
+balance_rising(const balance_row *r, int64_t *steps)
+{
+    int low = r->stage;
+    for (int i = r->stage + 1; i <= r->s->blocks; i++) {
+        TP_TRY(tp_deadline_check_after(steps, 64));
+        while (low < i && !tp_stage_fits(r->s, r->stage, low, i)) /* the next i needs as late a place */
+            low++;
+        int meet = first_within(r, low, i, i, 0.0, 1);
+        double least = meet < i ? r->before[meet] : INFINITY;
+        if (meet > low)
+            least = fmin(least, load_of(r->s, meet - 1, i));
+        if (least < INFINITY) {
+            r->least[i] = least;
+            r->parent[i] = first_within(r, low, i, i, least, 0);
+        }
+    }
+    return TP_OK;
+}
+
 tp_status
 tp_stages_balance(tp_arena *arena, const tp_stages *s, int **out)
 {
@@ -169,30 +239,22 @@ tp_stages_balance(tp_arena *arena, const tp_stages *s, int **out)
     double *least;
     int *parent;
     int64_t steps = 0;
-    TP_TRY(tp_arena_take(arena, ((size_t)s->stages + 1) * width, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, 2 * width, sizeof(double), &memory));
     least = memory;
     TP_TRY(tp_arena_take(arena, ((size_t)s->stages + 1) * width, sizeof(int), &memory));
     parent = *out = memory;
     for (size_t i = 1; i < width; i++)
         least[i] = INFINITY;
-    for (int j = 1; j <= s->stages; j++) {
-        const double *before = least + (size_t)(j - 1) * width;
+    for (int k = 0; k < s->stages; k++) {
+        balance_row row = {s, least + (size_t)(k & 1) * width, k, least + (size_t)(1 - (k & 1)) * width,
+                           parent + ((size_t)k + 1) * width};
+        int rises = 1;
         for (int i = 0; i <= s->blocks; i++) {
-            size_t at = (size_t)j * width + (size_t)i;
-            least[at] = INFINITY;
-            parent[at] = -1;
-            for (int k = i - 1; k >= j - 1; k--) { /* downwards: the stage only grows */
-                TP_TRY(tp_deadline_check_after(&steps, 4));
-                double load = (s->forward_s[i] - s->forward_s[k]) + (s->backward_s[i] - s->backward_s[k]);
-                if (load > least[at] || !tp_stage_fits(s, j - 1, k, i))
-                    break;
-                double value = fmax(before[k], load);
-                if (value <= least[at] && value < INFINITY) {
-                    least[at] = value;
-                    parent[at] = k;
-                }
-            }
+            row.least[i] = INFINITY;
+            row.parent[i] = -1;
+            rises &= i <= k || row.before[i] >= row.before[i - 1];
         }
+        TP_TRY(rises ? balance_rising(&row, &steps) : balance_any(&row, &steps));
     }
     return TP_OK;
 }

@@ -291,7 +291,7 @@ def autopipe_balanced(
     memory: StageMemory | Mapping[str, Any] | None = None,
 ) -> StagePlan:  # fmt: skip
     """The paper's Algorithm 1 alone: the partition whose largest fwd + bwd of a stage is least; of equal places for a boundary the
-    first."""
+    first. Both once times are rounded to 2^-36 of their sum, so that the plan does not depend on their unit."""
     return _plan("autopipe_balanced", _BALANCED, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, None, 0)
 
 
