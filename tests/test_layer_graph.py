@@ -291,6 +291,14 @@ def test_the_step_is_the_simulators() -> None:
     slowest, total = plan.time_per_sample_s, sum(s.time_s for s in plan.stages)
     assert 12 * slowest <= plan.step_time_s * (1 + 1e-12) and plan.step_time_s <= total + 11 * slowest + 1e-9
     assert "optimal" in repr(plan) and "6 nodes" in repr(blocks(6, 3, 80e9))
+    times = np.array([[s.time_s] for s in plan.stages])
+    program = tp.schedules.one_f_one_b(len(plan.stages), 12)
+    assert plan.step_time_s == program.simulate({"F": times / 3, "B": times * 2 / 3}).makespan_s
+    even = parallel_layers(layer_graph([1.0] * 4, [2.0] * 4, 2, 2**20))  # no program has so many micro-batches
+    assert even.step_time_s == pytest.approx(even.time_per_sample_s * (2**20 + len(even.stages) - 1))
+    assert parallel_layers(layer_graph([1e300], [0.0], 1, 100)).step_time_s == pytest.approx(1e302)
+    with pytest.raises(tp.InvalidValueError, match="micro_batches is 1048577: 1 to 1048576 would be right"):
+        parallel_layers(layer_graph([1.0], [2.0], 1, 2**20 + 1)).step_time_s  # noqa: B018
 
 
 def test_a_chain_of_blocks_becomes_a_graph() -> None:
