@@ -310,6 +310,21 @@ def test_algorithm_1_of_many_blocks_and_of_any_limits():
     assert plan.simulations == 1 and plan.boundaries == [12_500 * k for k in range(17)]
 
 
+@pytest.mark.parametrize("never", [1e18, 1e30, 1e300])
+@pytest.mark.parametrize("wide", [np.inf, 1.0])
+def test_a_block_that_is_huge_leaves_the_others_their_bytes(never, wide):
+    """Behind it in the running sums they had none, or 128 for 100: plans were over their limits, and plans that fit refused."""
+    memory = {"limit_bytes": [wide * 2 * never, 250, 250], "static_bytes": [never, *[100.0] * 5]}
+    for planner in PLANNERS:
+        fits = planner([1.0] * 6, [1.0] * 6, 3, 4, memory=memory)
+        known = {"limit_bytes": [1e9, 250, 250], "static_bytes": [100.0] * 6}
+        assert fits.boundaries == planner([1.0] * 6, [1.0] * 6, 3, 4, memory=known).boundaries
+        tight = planner([1.0] * 6, [1.0] * 6, 3, 4, memory=memory | {"limit_bytes": [wide * 2 * never, 150, 150]})
+        assert tight.boundaries == [0, 4, 5, 6] and list(tight.peak_memory_bytes[1:]) == [100, 100]
+        with pytest.raises(tp.InfeasibleError, match="needs 100 bytes and may use 90: 10 bytes short"):
+            planner([1.0] * 6, [1.0] * 6, 3, 4, memory=memory | {"limit_bytes": [wide * 2 * never, 90, 150]})
+
+
 def test_a_limit_ends_the_search():
     rng = np.random.default_rng(6)
     f, b = rng.integers(1, 30, 200).astype(float), rng.integers(1, 60, 200).astype(float)

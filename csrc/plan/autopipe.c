@@ -6,7 +6,6 @@
 
 #include "csrc/base/clock.h"
 #include "csrc/base/deadline.h"
-#include "csrc/plan/in_flight.h"
 #include "csrc/plan/stage_search.h"
 
 void
@@ -36,20 +35,6 @@ open_plan(const tp_stage_problem *q, tp_stage_plan *plan)
     return TP_OK;
 }
 
-static double
-bytes_of(const tp_stage_problem *q, int k, int from, int to)
-{
-    const tp_stage_memory *m = q->memory;
-    int copies = tp_in_flight(m->in_flight, q->micros, q->stages, k);
-    double fixed = 0.0, kept = 0.0, most = 0.0;
-    for (int i = from; i < to; i++) {
-        fixed += m->static_bytes != NULL ? m->static_bytes[i] : 0.0;
-        kept += m->activation_bytes != NULL ? m->activation_bytes[i] : 0.0;
-        most = fmax(most, m->transient_bytes != NULL ? m->transient_bytes[i] : 0.0);
-    }
-    return fixed + copies * kept + most;
-}
-
 /* The search worked with differences of running sums: here every stage is summed by itself. */
 static void
 finish(const tp_stage_problem *problem, tp_stage_search *q, tp_stage_plan *plan)
@@ -61,7 +46,7 @@ finish(const tp_stage_problem *problem, tp_stage_search *q, tp_stage_plan *plan)
             plan->backward_s[k] += problem->backward_s[i];
         }
         if (problem->memory != NULL)
-            plan->bytes[k] = bytes_of(problem, k, plan->boundary[k], plan->boundary[k + 1]);
+            plan->bytes[k] = tp_stage_bytes(problem, k, plan->boundary[k], plan->boundary[k + 1]);
         tp_f1b_set(&q->f1b, k, plan->forward_s[k], plan->backward_s[k]);
     }
     plan->step_time_s = tp_f1b_run(&q->f1b, INFINITY);

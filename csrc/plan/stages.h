@@ -31,6 +31,10 @@ typedef struct {
                               can hold the rest within the goal; blocks + 1: none. Set from first[k] to behind[k] + 1. */
 } tp_stages;
 
+/* What stage k needs for blocks from .. to; with the problem's memory. */
+double
+tp_stage_bytes(const tp_stage_problem *problem, int k, int from, int to);
+
 typedef struct {
     double forward_s, backward_s; /* receiving included */
     double head_s, rest_s;        /* head(k), E(k, p - 1) */

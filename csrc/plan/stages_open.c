@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/in_flight.h"
 
 static tp_status
@@ -65,17 +66,41 @@ check_problem(const tp_stage_problem *q)
     return check_memory(q);
 }
 
+double
+tp_stage_bytes(const tp_stage_problem *q, int k, int from, int to)
+{
+    const tp_stage_memory *m = q->memory;
+    int copies = tp_in_flight(m->in_flight, q->micros, q->stages, k);
+    double fixed = 0.0, kept = 0.0, most = 0.0;
+    for (int i = from; i < to; i++) {
+        fixed += m->static_bytes != NULL ? m->static_bytes[i] : 0.0;
+        kept += m->activation_bytes != NULL ? m->activation_bytes[i] : 0.0;
+        most = fmax(most, m->transient_bytes != NULL ? m->transient_bytes[i] : 0.0);
+    }
+    return fixed + copies * kept + most;
+}
+
 typedef struct {
     const tp_stage_problem *q;
-    const double *fixed, *kept; /* [blocks + 1] running sums of static and activation bytes */
-    int *queue;                 /* [blocks] scratch: blocks of falling transient bytes */
+    double *fixed, *kept; /* [blocks + 1] running sums of static and activation bytes, huge blocks left out */
+    int *huge;            /* [blocks + 1] running count of them */
+    int *queue;           /* [blocks] scratch: blocks of falling transient bytes */
 } memory_sums;
 
-static double
-bytes_of(const memory_sums *s, int k, int from, int to, double transient)
+/* For a stage that may use so many bytes. A block that alone is more is huge: in the running sums it would take the bytes of those
+ * behind it. */
+static void
+sum_blocks(const memory_sums *s, double limit)
 {
-    int copies = tp_in_flight(s->q->memory->in_flight, s->q->micros, s->q->stages, k);
-    return (s->fixed[to] - s->fixed[from]) + copies * (s->kept[to] - s->kept[from]) + transient;
+    const tp_stage_memory *m = s->q->memory;
+    for (int i = 0; i < s->q->blocks; i++) {
+        double fixed = m->static_bytes != NULL ? m->static_bytes[i] : 0.0;
+        double kept = m->activation_bytes != NULL ? m->activation_bytes[i] : 0.0;
+        int huge = fixed > limit || kept > limit;
+        s->huge[i + 1] = s->huge[i] + huge;
+        s->fixed[i + 1] = s->fixed[i] + (huge ? 0.0 : fixed);
+        s->kept[i + 1] = s->kept[i] + (huge ? 0.0 : kept);
+    }
 }
 
 /* reach[k][from] under limits that are `more` bytes larger: two pointers, the largest transient of the window in a queue. */
@@ -85,7 +110,10 @@ fill_reach(const memory_sums *s, double more, int *reach)
     const tp_stage_problem *q = s->q;
     const double *transient = q->memory->transient_bytes;
     for (int k = 0; k < q->stages; k++) {
-        int head = 0, tail = 0, to = 0;
+        int head = 0, tail = 0, to = 0, copies = tp_in_flight(q->memory->in_flight, q->micros, q->stages, k);
+        double limit = q->memory->limit_bytes[k] + more;
+        if (k == 0 || q->memory->limit_bytes[k] != q->memory->limit_bytes[k - 1])
+            sum_blocks(s, limit);
         for (int from = 0; from < q->blocks; from++) {
             to = to < from ? from : to;
             while (head < tail && s->queue[head] < from)
@@ -94,7 +122,8 @@ fill_reach(const memory_sums *s, double more, int *reach)
                 double most = head < tail ? transient[s->queue[head]] : 0.0;
                 if (transient != NULL && transient[to] > most)
                     most = transient[to];
-                if (!(bytes_of(s, k, from, to + 1, most) <= q->memory->limit_bytes[k] + more))
+                double bytes = (s->fixed[to + 1] - s->fixed[from]) + copies * (s->kept[to + 1] - s->kept[from]) + most;
+                if (!(bytes <= limit) || s->huge[to + 1] > s->huge[from])
                     break;
                 if (transient == NULL)
                     continue;
@@ -107,14 +136,21 @@ fill_reach(const memory_sums *s, double more, int *reach)
     }
 }
 
-/* The bytes by which stage k of blocks from .. to is short, rounded so that the limit and they are enough. */
+/* The bytes by which stage k of blocks from .. to is short, rounded so that the limit and they are enough; summed as under limits
+ * that are `more` bytes larger. */
 static double
-short_bytes(const memory_sums *s, int k, int from, int to)
+short_bytes(const memory_sums *s, double more, int k, int from, int to)
 {
-    double most = 0.0;
-    for (int i = from; i < to && s->q->memory->transient_bytes != NULL; i++)
-        most = fmax(most, s->q->memory->transient_bytes[i]);
-    double need = bytes_of(s, k, from, to, most), limit = s->q->memory->limit_bytes[k], missing = need - limit;
+    double need = tp_stage_bytes(s->q, k, from, to), limit = s->q->memory->limit_bytes[k];
+    sum_blocks(s, limit + more);
+    if (s->huge[to] == s->huge[from]) {
+        int copies = tp_in_flight(s->q->memory->in_flight, s->q->micros, s->q->stages, k);
+        double most = 0.0;
+        for (int i = from; i < to && s->q->memory->transient_bytes != NULL; i++)
+            most = fmax(most, s->q->memory->transient_bytes[i]);
+        need = (s->fixed[to] - s->fixed[from]) + copies * (s->kept[to] - s->kept[from]) + most;
+    }
+    double missing = need - limit;
     while (missing > 0.0 && limit + missing < need)
         missing = nextafter(missing, INFINITY);
     return missing;
@@ -130,7 +166,8 @@ refuse(tp_arena *arena, const memory_sums *sums, tp_stages *s)
     TP_TRY(tp_arena_take(arena, (size_t)s->stages + 1, sizeof(int), &memory));
     boundary = memory;
     for (int k = 0; k < s->stages; k++)
-        high = fmax(high, short_bytes(sums, k, 0, s->blocks));
+        high = fmax(high, short_bytes(sums, 0.0, k, 0, s->blocks));
+    double most_bytes = high;
     for (int round = 0; round < 200 && high - low > 0.5 && high - low > 1e-15 * high; round++) {
         double more = low + 0.5 * (high - low), most = 0.0;
         fill_reach(sums, more, s->reach);
@@ -140,7 +177,7 @@ refuse(tp_arena *arena, const memory_sums *sums, tp_stages *s)
         }
         tp_stages_take(s, 1, boundary);
         for (int k = 0; k < s->stages; k++) {
-            double missing = short_bytes(sums, k, boundary[k], boundary[k + 1]);
+            double missing = short_bytes(sums, more, k, boundary[k], boundary[k + 1]);
             if (missing > most) {
                 most = missing;
                 worst = k;
@@ -148,13 +185,19 @@ refuse(tp_arena *arena, const memory_sums *sums, tp_stages *s)
         }
         high = most;
     }
-    fill_reach(sums, high, s->reach);
-    if (!tp_stages_narrow(s, INFINITY))
-        return tp_fail(TP_EINTERNAL, "no partition is short of %.17g bytes a stage", high);
+    double more = high;
+    fill_reach(sums, more, s->reach);
+    for (int round = 0; !tp_stages_narrow(s, INFINITY); round++) { /* its sums may be rounded otherwise */
+        TP_TRY(tp_deadline_check_told());
+        if (round == 40)
+            return tp_fail(TP_EINTERNAL, "no partition is short of %.17g bytes a stage", high);
+        more += ldexp(1e-16 * most_bytes, round);
+        fill_reach(sums, more, s->reach);
+    }
     tp_stages_take(s, 1, boundary);
     for (int k = 0; k < s->stages; k++)
-        if (short_bytes(sums, k, boundary[k], boundary[k + 1]) >= need) {
-            need = short_bytes(sums, k, boundary[k], boundary[k + 1]);
+        if (short_bytes(sums, more, k, boundary[k], boundary[k + 1]) >= need) {
+            need = short_bytes(sums, more, k, boundary[k], boundary[k + 1]);
             worst = k;
         }
     double limit = sums->q->memory->limit_bytes[worst];
@@ -178,14 +221,12 @@ take_sums(tp_arena *arena, const double *list, int count, double **out)
 static tp_status
 open_memory(tp_arena *arena, const tp_stage_problem *q, tp_stages *s)
 {
-    double *fixed, *kept;
-    void *queue = NULL, *reach = NULL;
-    TP_TRY(take_sums(arena, q->memory->static_bytes, q->blocks, &fixed));
-    TP_TRY(take_sums(arena, q->memory->activation_bytes, q->blocks, &kept));
-    TP_TRY(tp_arena_take(arena, (size_t)q->blocks, sizeof(int), &queue));
-    TP_TRY(tp_arena_take(arena, (size_t)q->stages * (size_t)q->blocks, sizeof(int), &reach));
-    memory_sums sums = {q, fixed, kept, queue};
-    s->reach = reach;
+    memory_sums sums = {.q = q};
+    TP_ARENA_TAKE(arena, q->blocks + 1, sums.fixed);
+    TP_ARENA_TAKE(arena, q->blocks + 1, sums.kept);
+    TP_ARENA_TAKE(arena, q->blocks + 1, sums.huge);
+    TP_ARENA_TAKE(arena, q->blocks, sums.queue);
+    TP_ARENA_TAKE(arena, (size_t)q->stages * (size_t)q->blocks, s->reach);
     fill_reach(&sums, 0.0, s->reach);
     return tp_stages_narrow(s, INFINITY) ? TP_OK : refuse(arena, &sums, s);
 }
