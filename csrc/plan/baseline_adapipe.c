@@ -6,9 +6,10 @@
  *
  * Recomputation: for blocks [i, j) on stage k, bytes (limit - static - transient) / copies may be kept for a micro-batch; a
  * 0/1 knapsack over the blocks keeps those that avoid most recomputation. Sizes count in units of their greatest common
- * divisor where that makes at most UNITS of them (then it is exact), else of total / UNITS, rounded up (then it is safe). One
- * table for each i, extended over j, serves every stage, and every later i as far as its blocks are the same. A model of like
- * layers has few of those, but for the last block, which is another: one table from there back serves all [i, blocks).
+ * divisor where that makes at most UNITS of them (then it is exact), else of total / UNITS, rounded up (then it is safe);
+ * what is over the limit by itself is no part of it. One table for each i, extended over j, serves every stage, and every
+ * later i as far as its blocks are the same. A model of like layers has few of those, but for the last block, which is
+ * another: one table from there back serves all [i, blocks).
  *
  * Partition: with W_k the seconds until stage k begins its first backward, E_k the seconds from its last forward's start to
  * its last backward's end on the way down, and M_k the slowest stage from k on,
@@ -20,6 +21,7 @@
  * W_k + E_k + (m - (K - k)) M_k is kept, one each: near-optimal. */
 #include "csrc/plan/baseline_chain.h"
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -60,18 +62,33 @@ common_divisor(double a, double b)
     return a;
 }
 
+/* Else it is recomputed wherever it is, and no unit is made of it. */
+static int
+may_keep(const tp_chain *c, int i)
+{
+    return c->activation_bytes[i] <= c->limit_bytes;
+}
+
 static void
 choose_unit(ada *p)
 {
     const tp_chain *c = p->sums->chain;
-    double total = p->sums->kept[c->blocks], divisor = 0.0;
+    double total = 0.0, divisor = 0.0;
+    for (int i = 0; i < c->blocks; i++)
+        total += may_keep(c, i) ? c->activation_bytes[i] : 0.0;
     int whole = total <= 9e15;
     for (int i = 0; i < c->blocks && whole; i++) {
+        if (!may_keep(c, i))
+            continue;
         whole = c->activation_bytes[i] == floor(c->activation_bytes[i]);
         divisor = common_divisor(c->activation_bytes[i], divisor);
     }
     p->unit = whole && divisor > 0.0 && total / divisor <= (double)UNITS ? divisor : total / (double)UNITS;
     for (int i = 0; i < c->blocks; i++) {
+        if (!may_keep(c, i)) {
+            p->size[i] = INT_MAX;
+            continue;
+        }
         p->size[i] = p->unit > 0.0 ? (int)ceil(c->activation_bytes[i] / p->unit * (1.0 - 1e-12)) : 0;
         p->units += p->size[i];
     }
@@ -152,7 +169,7 @@ put_extra(ada *p, int i, int j, int end, int step, double all)
 {
     const tp_chain *c = p->sums->chain;
     int first = p->stages - 1 - (c->blocks - j), last = i < p->stages ? i : p->stages - 1;
-    double fixed = p->sums->fixed[j] - p->sums->fixed[i], kept = p->sums->kept[j] - p->sums->kept[i];
+    double fixed = p->sums->fixed[j] - p->sums->fixed[i], kept = tp_chain_kept(p->sums, i, j);
     double transient = tp_chain_transient(c, i, j), left = left_of(p, i, j);
     p->steps += p->stages;
     for (int k = first > 0 ? first : 0; k <= last; k++) {

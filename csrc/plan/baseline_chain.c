@@ -68,7 +68,15 @@ tp_chain_sums_open(const tp_chain *c, tp_arena *arena, tp_chain_sums *sums)
     TP_TRY(sum_up(arena, c->forward_s, c->blocks, &sums->forward));
     TP_TRY(sum_up(arena, c->backward_s, c->blocks, &sums->backward));
     TP_TRY(sum_up(arena, c->limit_bytes > 0.0 ? c->static_bytes : NULL, c->blocks, &sums->fixed));
-    TP_TRY(sum_up(arena, c->limit_bytes > 0.0 ? c->activation_bytes : NULL, c->blocks, &sums->kept));
+    const double *kept = c->limit_bytes > 0.0 ? c->activation_bytes : NULL;
+    TP_TRY(sum_up(arena, kept, c->blocks, &sums->all_kept));
+    TP_ARENA_TAKE(arena, c->blocks, sums->kept);
+    TP_ARENA_TAKE(arena, c->blocks, sums->huge);
+    for (int i = 0; i < c->blocks; i++) { /* a replica keeps a 4096th at least */
+        int huge = kept != NULL && kept[i] > 4096.0 * c->limit_bytes;
+        sums->huge[i + 1] = sums->huge[i] + huge;
+        sums->kept[i + 1] = sums->kept[i] + (huge || kept == NULL ? 0.0 : kept[i]);
+    }
     return sum_up(arena, c->param_bytes, c->blocks, &sums->params);
 }
 
@@ -125,7 +133,7 @@ tp_chain_transient(const tp_chain *c, int first, int end)
 double
 tp_chain_bytes(const tp_chain_sums *s, int first, int end, double copies, int recompute)
 {
-    double kept = recompute ? 0.0 : copies * (s->kept[end] - s->kept[first]);
+    double kept = recompute ? 0.0 : copies * tp_chain_kept(s, first, end);
     return s->fixed[end] - s->fixed[first] + kept + tp_chain_transient(s->chain, first, end);
 }
 

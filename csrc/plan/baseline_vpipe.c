@@ -86,12 +86,13 @@ spare(const vpipe *v, int first, int end, double room)
     return best;
 }
 
-/* Bytes that the stage is short, `needed` having been counted down to: again from the start where that may be rounding. */
+/* Bytes that the stage is short, `needed` having been counted down to by block i's: again from the start where that may be
+ * rounding. */
 static double
-settled(const vpipe *v, int first, int end, int copies, double needed)
+settled(const vpipe *v, int first, int end, int copies, double needed, int i)
 {
-    double limit = v->sums->chain->limit_bytes;
-    return fabs(needed) > 1e-9 * limit ? needed : tp_chain_bytes_kept(v->sums, first, end, copies, v->action) - limit;
+    double limit = v->sums->chain->limit_bytes, step = copies * v->sums->chain->activation_bytes[i];
+    return fabs(needed) > 1e-9 * fmax(limit, step) ? needed : tp_chain_bytes_kept(v->sums, first, end, copies, v->action) - limit;
 }
 
 /* Swap and recompute of stage k on [first, end): sets action, its time and the bytes it is short. */
@@ -113,17 +114,17 @@ fit_stage(vpipe *v, int k, int first, int end, double *time_s, double *short_byt
         if (c->activation_bytes[i] > 0.0 && !tp_chain_is_less(v->swap_Bps * work, swapped + c->activation_bytes[i])) {
             v->action[i] = TP_BLOCK_SWAP;
             swapped += c->activation_bytes[i];
-            needed = settled(v, first, end, copies, needed - copies * c->activation_bytes[i]);
+            needed = settled(v, first, end, copies, needed - copies * c->activation_bytes[i], i);
         }
     for (int i; needed > 0.0 && !tp_deadline_told_after(&v->asked, end - first) && (i = cheapest(v, first, end)) >= 0;) {
         v->action[i] = TP_BLOCK_RECOMPUTE;
-        needed = settled(v, first, end, copies, needed - copies * c->activation_bytes[i]);
+        needed = settled(v, first, end, copies, needed - copies * c->activation_bytes[i], i);
     }
     for (int i; needed < 0.0 && !tp_deadline_told_after(&v->asked, end - first) &&
                 (i = spare(v, first, end, -needed / copies)) >= 0;) {
         v->action[i] = TP_BLOCK_KEEP;
         double before = needed;
-        needed = settled(v, first, end, copies, needed + copies * c->activation_bytes[i]);
+        needed = settled(v, first, end, copies, needed + copies * c->activation_bytes[i], i);
         if (needed > 0.0) { /* by an ulp it has no room */
             v->action[i] = TP_BLOCK_RECOMPUTE;
             needed = before;
