@@ -589,10 +589,12 @@ def test_the_stage_that_an_error_names_is_the_one_that_binds(planner) -> None:
     assert max(planner(two, two, 2, 2, memory=memory | {"limit_bytes": 21.0}).peak_memory_bytes) == 20.25
 
 
-def test_an_activation_that_no_stage_keeps_leaves_the_others_their_bytes() -> None:
+def test_what_is_huge_leaves_the_others_their_bytes_and_seconds() -> None:
     """In sums with it they had none, so that stages were over the limit, and AdaPipe's units were all too large to keep any."""
     for huge, planner in itertools.product((1e6, 1e18, 1e30, 1e300), (planners.adapipe, planners.vpipe)):
         memory = {"limit_bytes": 350, "static_bytes": np.full(6, 10.0), "activation_bytes": np.array([huge, *[100.0] * 5]),
                   "recompute_s": np.full(6, 0.5)}  # fmt: skip
         plan = planner(np.ones(6), np.full(6, 2.0), 3, 4, memory=memory)
         assert list(plan.peak_memory_bytes) == [320, 220, 220] and plan.step_time_s == 38.0
+        memory |= {"limit_bytes": 450, "activation_bytes": np.full(6, 100.0), "recompute_s": np.array([huge, 0.5, 1.5, *[0.5] * 3])}
+        assert planner(np.ones(6), np.full(6, 2.0), 2, 4, memory=memory).step_time_s == 46.5

@@ -23,6 +23,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "csrc/base/deadline.h"
@@ -40,6 +41,8 @@ typedef struct {
     int stages, units;
     double unit;
     int *size;       /* [blocks] in units */
+    double *again;   /* [blocks] seconds to recompute, huge ones less (lower_huge); NULL: none can be */
+    int lowered;
     int *known;      /* [blocks] extra[i][j] is there for j up to known[i] */
     int *like;       /* [blocks] of how many blocks the table that is made is i's, too */
     int *kind, kinds; /* [stages] neighbours that hold as many micro-batches are of a kind */
@@ -50,6 +53,41 @@ typedef struct {
     suffix *best;    /* [stages + 1][blocks + 1] */
     int64_t steps;
 } ada;
+
+static int
+by_seconds(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Beside seconds that forbid a recomputation others would be none in a sum: what is over 2^20 times all that is less is that many
+ * times it, and so is what is larger still, but by 2^20 times that in turn. */
+static tp_status
+lower_huge(ada *p, tp_arena *arena)
+{
+    const tp_chain_sums *s = p->sums;
+    const double *given = s->chain->recompute_s;
+    int n = s->chain->blocks;
+    double *sorted, below = s->forward[n] + s->backward[n], factor = 1.0;
+    if (given == NULL)
+        return TP_OK;
+    TP_ARENA_TAKE(arena, n, p->again);
+    TP_ARENA_TAKE(arena, n, sorted);
+    memcpy(p->again, given, (size_t)n * sizeof *given);
+    memcpy(sorted, given, (size_t)n * sizeof *given);
+    qsort(sorted, (size_t)n, sizeof *sorted, by_seconds);
+    for (int i = 0; i < n; i++) {
+        if (below > 0.0 && sorted[i] * factor > 0x1p20 * below) {
+            factor = 0x1p20 * below / sorted[i];
+            p->lowered = 1;
+            for (int k = 0; k < n; k++)
+                p->again[k] = given[k] >= sorted[i] ? given[k] * factor : p->again[k];
+        }
+        below += sorted[i] * factor;
+    }
+    return TP_OK;
+}
 
 static double
 common_divisor(double a, double b)
@@ -130,7 +168,7 @@ add_item(ada *p, int i)
     if (size > p->units)
         return;
     memcpy(next, p->gain, (size_t)size * sizeof *next);
-    take_in(p->gain + size, p->gain, p->sums->chain->recompute_s[i], p->units + 1 - size, next + size);
+    take_in(p->gain + size, p->gain, p->again[i], p->units + 1 - size, next + size);
     p->next = p->gain;
     p->gain = next;
 }
@@ -139,7 +177,7 @@ add_item(ada *p, int i)
 static int
 same_from(const ada *p, int from, int i)
 {
-    const double *again = p->sums->chain->recompute_s;
+    const double *again = p->again;
     int same = 0;
     while (i + same < p->sums->chain->blocks && p->size[from + same] == p->size[i + same] &&
            (again == NULL || again[from + same] == again[i + same]))
@@ -200,7 +238,7 @@ solve_from(ada *p, int from)
         p->like[i] = p->known[i] < n ? same_from(p, from, i) : 0;
     for (int j = from + 1; j <= n; j++) {
         TP_TRY(tp_deadline_check("adapipe"));
-        all += c->recompute_s != NULL ? c->recompute_s[j - 1] : 0.0;
+        all += p->again != NULL ? p->again[j - 1] : 0.0;
         for (int i = from; i + j - from <= n; i++)
             if (p->like[i] >= j - from && p->known[i] < i + j - from) {
                 put_extra(p, i, i + j - from, j, 1, all);
@@ -225,7 +263,7 @@ solve_knapsacks(ada *p)
     p->taken = n;
     for (int i = n - 1; i >= 0; i--) {
         TP_TRY(tp_deadline_check("adapipe"));
-        all += c->recompute_s != NULL ? c->recompute_s[i] : 0.0;
+        all += p->again != NULL ? p->again[i] : 0.0;
         if (p->known[i] < n)
             put_extra(p, i, n, i, -1, all);
     }
@@ -310,7 +348,7 @@ mark_recomputed(ada *p, tp_arena *arena, int k, int i, int j, uint8_t *action)
     memset(p->gain, 0, (size_t)width * sizeof *p->gain);
     for (int x = i; x < j; x++)
         for (int u = p->units, size = p->size[x]; u >= size; u--) {
-            double value = p->gain[u - size] + p->sums->chain->recompute_s[x];
+            double value = p->gain[u - size] + p->again[x];
             /* a block that costs nothing to keep is kept, one that saves nothing too while it fits for nothing */
             if (tp_chain_is_less(p->gain[u], value) || (size == 0 && value >= p->gain[u])) {
                 p->gain[u] = value;
@@ -324,6 +362,20 @@ mark_recomputed(ada *p, tp_arena *arena, int k, int i, int j, uint8_t *action)
     return TP_OK;
 }
 
+/* The plan's cost by the seconds given. */
+static double
+cost_of(const ada *p, const tp_chain_plan *plan)
+{
+    suffix rest = {0};
+    for (int k = p->stages - 1; k >= 0; k--) {
+        double extra = 0.0;
+        for (int i = plan->boundary[k]; i < plan->boundary[k + 1]; i++)
+            extra += plan->action[i] == TP_BLOCK_RECOMPUTE ? p->sums->chain->recompute_s[i] : 0.0;
+        rest = put_before(p, k, plan->boundary[k], plan->boundary[k + 1], extra, &rest);
+    }
+    return rest.cost;
+}
+
 static tp_status
 run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
@@ -333,6 +385,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     TP_ARENA_TAKE(arena, n, p.size);
     TP_ARENA_TAKE(arena, n, p.known);
     TP_ARENA_TAKE(arena, n, p.like);
+    TP_TRY(lower_huge(&p, arena));
     if (s->chain->limit_bytes > 0.0)
         choose_unit(&p);
     TP_ARENA_TAKE(arena, p.units, p.gain);
@@ -354,6 +407,8 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
         plan->boundary[k + 1] = p.best[k * (n + 1) + plan->boundary[k]].cut;
         TP_TRY(mark_recomputed(&p, arena, k, plan->boundary[k], plan->boundary[k + 1], plan->action));
     }
+    if (p.lowered)
+        plan->objective_s = cost_of(&p, plan);
     return TP_OK;
 }
 
