@@ -325,6 +325,12 @@ def test_a_block_that_is_huge_leaves_the_others_their_bytes(never, wide):
             planner([1.0] * 6, [1.0] * 6, 3, 4, memory=memory | {"limit_bytes": [wide * 2 * never, 90, 150]})
 
 
+def test_messages_that_are_endless_beside_blocks_are_planned():
+    """In ticks of the blocks' sum they were more than a double holds, and refused in seconds that nobody gave."""
+    for planner in PLANNERS:
+        assert planner([1e-270] * 6, [1e-270] * 6, 4, 2**20, 1e15).step_time_s == pytest.approx(2**18 * 6e15, rel=1e-5)
+
+
 def test_a_limit_ends_the_search():
     rng = np.random.default_rng(6)
     f, b = rng.integers(1, 30, 200).astype(float), rng.integers(1, 60, 200).astype(float)

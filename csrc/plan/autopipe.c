@@ -77,7 +77,8 @@ in_ticks(tp_arena *arena, const tp_stage_problem *problem, tp_stage_problem *out
     for (int i = 0; i < n; i++)
         total += problem->forward_s[i] + problem->backward_s[i];
     double unit = ldexp(total, -36); /* with thousands of micro-batches sums stay exact */
-    if (!(unit >= 1e-290) || !(problem->comm_s / unit <= 1e300)) /* one would leave the range of a double */
+    double messages = 2.0 * problem->stages * problem->comm_s;
+    if (!(unit >= 1e-290) || !((total + messages) / unit * problem->micros <= 1e299)) /* one would leave the range of a double */
         return TP_OK;
     TP_TRY(tp_arena_take(arena, 2 * (size_t)n, sizeof(double), &memory));
     double *forward = memory, *backward = forward + n;
