@@ -13,7 +13,8 @@
  *
  * Rules that the emulator holds a kernel to, each an error that names the kernel and the block (TP_ERUNTIME):
  *  - every thread of a block comes to every TP_SYNC, and every thread of a warp to every shuffle, TP_SYNC_WARP and matrix
- *    operation, at the same line of the source and before it ends; blocks are 1-D, of a multiple of 32 threads;
+ *    operation, at the same line of the source and before it ends; blocks are 1-D, of a multiple of 32 threads, of no more than
+ *    TP_KERNEL_BOUNDS says;
  *  - shared memory is written inside its bounds (guard bytes), and begins as NaN (0xFF), not zero;
  *  - what goes through TP_LD, TP_ST, tp_load16, tp_store16 and cp.async is aligned, and lies inside an allocation where the
  *    device's allocations are registered (tp_simt_range_add).
@@ -207,17 +208,20 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 #define TP_CLEAR_GAPS(pointer) ((void)(pointer))
 #endif
 /* Called by no thread of a grid it clears what lies between the arguments' members: a trace tells them by their bytes. */
-#define TP_KERNEL(name, type)                                      \
-    static void name##_body(const type a);                         \
-    static void name(const void *arguments)                        \
-    {                                                              \
-        if (tp_simt_self == NULL)                                  \
-            TP_CLEAR_GAPS((type *)(uintptr_t)arguments);           \
-        else                                                       \
-            name##_body(*(const type *)arguments);                 \
-    }                                                              \
+#define TP_KERNEL(name, type) TP_KERNEL_(name, type, 1024)
+#define TP_KERNEL_BOUNDS(name, type, threads, blocks) TP_KERNEL_(name, type, threads)
+#define TP_KERNEL_(name, type, most)                     \
+    static void name##_body(const type a);               \
+    static void name(const void *arguments)              \
+    {                                                    \
+        if (tp_simt_self == NULL) {                      \
+            TP_CLEAR_GAPS((type *)(uintptr_t)arguments); \
+        } else {                                         \
+            tp_simt_bounds(most);                        \
+            name##_body(*(const type *)arguments);       \
+        }                                                \
+    }                                                    \
     static void name##_body(const type a)
-#define TP_KERNEL_BOUNDS(name, type, threads, blocks) TP_KERNEL(name, type)
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
     tp_simt_launch((kernel), TP_TEXT(kernel), (grid), (block), (size_t)(smem), (stream), &(a), sizeof(a))
 
@@ -235,6 +239,9 @@ tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int
                const void *args, size_t args_bytes);
 tp_status
 tp_simt_reaches(tp_stream stream, const char *kernel, const void *table, size_t bytes);
+/* Ends the launch with an error if blocks have more threads than the kernel is compiled for. */
+void
+tp_simt_bounds(int most);
 /* The block's shared array of the declaration `site`; the same for every thread. */
 void *
 tp_simt_shared(const void *site, size_t bytes, const char *name);
@@ -267,7 +274,8 @@ tp_simt_range_remove(const void *pointer);
 int
 tp_simt_range_of(const void *pointer, size_t bytes, uintptr_t range[2]);
 /* How the process's next launches run: 0, or the sum of 1 (blocks from the last), 2 (threads from the last), 4 (asynchronous
- * copies done at once). A correct kernel gives the same bits in every order. */
+ * copies and products done at once); or 8 + 16 seed: who of a block goes on, and which copies and products are done at once, is by
+ * chance, the same for the same seed, and so are blocks. A correct kernel gives the same bits in every order. */
 void
 tp_simt_set_order(int order);
 

@@ -109,9 +109,9 @@ def library(races: bool = False) -> ctypes.CDLL:
 
 
 # What tests/simt_cases.cu stands on.
-OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/wgmma", "cuda/emu/device", "cuda/emu/graph",
-           "cuda/emu/order", "cuda/emu/pipeline", "cuda/emu/apart", "cuda/device_common", "cuda/faults", "csrc/base/status",
-           "csrc/base/clock"]  # fmt: skip
+OBJECTS = ["cuda/emu/simt", "cuda/emu/chance", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/wgmma", "cuda/emu/device",
+           "cuda/emu/graph", "cuda/emu/order", "cuda/emu/pipeline", "cuda/emu/apart", "cuda/device_common", "cuda/faults",
+           "csrc/base/status", "csrc/base/clock"]  # fmt: skip
 
 
 def simt_cases(folder: Path, races: bool = False) -> ctypes.CDLL:

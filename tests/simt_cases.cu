@@ -55,6 +55,32 @@ TP_KERNEL(case_sum, case_args)
     TP_ST(a.y + TP_THREAD, sum);
 }
 
+/* y[0]: 1 where of thread 0 and the last one, one has come before the one in the middle: in every order but some by chance. */
+TP_KERNEL(case_middle, case_args)
+{
+    TP_SHARED_DYNAMIC(shared);
+    float *come = (float *)(void *)shared;
+    int last = TP_THREADS - 1;
+    come[TP_THREAD] = 1.0f; /* else NaN */
+    if (TP_THREAD == last / 2)
+        TP_ST(a.y, (come[0] == 1.0f) != (come[last] == 1.0f) ? 1.0f : 0.0f);
+}
+
+/* y[0]: the block that has come last. fault 1: with more shared memory than there is. */
+#define BOUNDED_SHARED (220 * 1024)
+
+TP_KERNEL_BOUNDS(case_bounded, case_args, 64, 1)
+{
+    TP_SHARED_DYNAMIC(shared);
+    ((float *)(void *)shared)[TP_THREAD] = (float)TP_BLOCK_X;
+    if (a.fault == 1) {
+        TP_SHARED(float, more, 2048);
+        more[TP_THREAD] = 0.0f;
+    }
+    if (TP_THREAD == 0)
+        TP_ST(a.y, ((float *)(void *)shared)[0]);
+}
+
 /* y[lane] = lane's view of every shuffle. */
 TP_KERNEL(case_shuffle, case_args)
 {
@@ -258,6 +284,10 @@ simt_case(const char *name, int fault, int threads, const float *x, float *y, co
     args.b = b;
     if (strcmp(name, "sum") == 0)
         return TP_LAUNCH(case_sum, tp_grid1(2), threads, 4 * threads, NULL, args);
+    if (strcmp(name, "middle") == 0)
+        return TP_LAUNCH(case_middle, tp_grid1(1), threads, 4 * threads, NULL, args);
+    if (strcmp(name, "bounded") == 0)
+        return TP_LAUNCH(case_bounded, tp_grid1(5), threads, BOUNDED_SHARED, NULL, args);
     if (strcmp(name, "shuffle") == 0)
         return TP_LAUNCH(case_shuffle, tp_grid1(1), threads, 0, NULL, args);
     if (strcmp(name, "race") == 0)

@@ -21,6 +21,7 @@ if not (ROOT / "cuda").is_dir():
 
 F32, BF16 = 0, 1
 MMA, WGMMA = 0, 1  # tp_attention_kernel of cuda/kernels.h
+CHANCE = [8, 24, 40]  # orders of threads, blocks and copies by chance
 POISON = 0xFF  # four bytes of it: NaN, in fp32 and in bf16
 
 
@@ -91,7 +92,7 @@ def floats() -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-@pytest.mark.parametrize("order", range(8))
+@pytest.mark.parametrize("order", [*range(8), *CHANCE])
 def test_a_block_meets_and_shares(emu, floats, order):
     x, y = floats
     emu.tp_simt_set_order(order)
@@ -131,6 +132,33 @@ def test_a_missing_barrier_shows(emu, floats):
         assert np.isnan(floats[1][:128]).any()
 
 
+def test_what_shows_in_no_order_but_by_chance(emu, floats):
+    y, found = floats[1], {}
+    for order in (*range(8), *range(8, 8 + 16 * 30, 16), 8):
+        emu.tp_simt_set_order(order)
+        assert run_case(emu, "middle", x=floats[0], y=y) == (0, "")
+        assert found.setdefault(order, y[0]) == y[0], "the same each time"
+    assert all(found[order] == 1 for order in range(8)) and {0, 1} == {found[order] for order in found if order >= 8}
+
+
+def test_blocks_by_chance(emu, floats):
+    last = set()
+    for order in (0, 1, *range(8, 8 + 16 * 30, 16)):
+        emu.tp_simt_set_order(order)
+        assert run_case(emu, "bounded", threads=64, x=floats[0], y=floats[1]) == (0, "")
+        last.add(int(floats[1][0]))
+    assert last == {0, 1, 2, 3, 4}
+
+
+def test_what_a_kernel_is_compiled_for_is_held(emu, floats):
+    told = "case_bounded, block (0, 0, 0), thread "
+    status, message = run_case(emu, "bounded", threads=96, x=floats[0], y=floats[1])
+    assert status != 0 and told in message and "in blocks of 96 threads, and is compiled for 64 at most" in message
+    status, message = run_case(emu, "bounded", 1, threads=64, x=floats[0], y=floats[1])
+    assert status != 0 and told in message
+    assert "8192 bytes of static and 225280 of dynamic shared memory: at most 232448 in all" in message
+
+
 def test_addresses_outside_every_allocation_are_found(emu, floats):
     x, y = floats
     for array in floats:
@@ -163,7 +191,7 @@ def test_a_launch_that_no_gpu_takes_is_refused(emu, floats, threads):
     assert status != 0 and f"CUDA kernel case_sum: a grid of 2 x 1 x 1 blocks of {threads} threads" in message
 
 
-@pytest.mark.parametrize("order", [0, 2, 4, 6])
+@pytest.mark.parametrize("order", [0, 2, 4, 6, *CHANCE])
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_matrix_fragments_give_the_plain_product(emu, floats, order, transposed):
     rng = np.random.default_rng(2)
@@ -323,7 +351,7 @@ def test_no_slicing_tile_or_order_shows_in_the_bits(emu, dtype, D):
         emu.tp_cuda_attention_force(groups)
         for slices in ([160], [64, 64, 32], [64, 96], [100, 60], [1, 62, 2, 95]):
             assert Attention(emu, dtype, 1, 1, D, 160).run(slices).bits() == want, (groups, slices)
-        for order in (1, 2, 4, 7):
+        for order in (1, 2, 4, 7, CHANCE[0]):
             emu.tp_simt_set_order(order)
             assert Attention(emu, dtype, 1, 1, D, 160).run([130, 30]).bits() == want, (groups, order)
         emu.tp_simt_set_order(0)

@@ -15,7 +15,7 @@ if not (ROOT / "cuda").is_dir():
 
 import cuda_emu  # noqa: E402
 from cuda_launchers import BF16, F32, Kernels, of  # noqa: E402
-from test_cuda_attention import Attention, address, aligned  # noqa: E402
+from test_cuda_attention import CHANCE, Attention, address, aligned  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("order", [0, 1, 2, 3])
+@pytest.mark.parametrize("order", [0, 1, 2, 3, *CHANCE])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_race_is_found_in_every_order(cases, fault, order):
     x, y = aligned(64, np.float32), aligned(128, np.float32)
@@ -66,7 +66,7 @@ def test_a_race_is_found_in_every_order(cases, fault, order):
 def test_attention_has_no_races(k, dtype, groups):
     k.lib.tp_cuda_attention_force(groups)
     for D, slices in ((64, [130, 5]), (128, [70])) if dtype == BF16 else ((20, [33, 20]),):
-        for order in (0, 3):
+        for order in (0, 3, CHANCE[0]):
             k.lib.tp_simt_set_order(order)
             Attention(k.lib, dtype, 1, 1, D, sum(slices)).run(slices)
 

@@ -20,6 +20,7 @@ if not (ROOT / "cuda").is_dir():
 
 from test_cuda_attention import (  # noqa: E402
     BF16,
+    CHANCE,
     MMA,
     SHAPES,
     WGMMA,
@@ -110,7 +111,7 @@ class Product:
 @pytest.mark.parametrize("n, count", [(64, 1), (64, 4), (128, 3), (128, 4)])
 def test_products_by_descriptors(cases, racing, registers, n, count):
     for emulator in (cases, racing):
-        for order in (0, 2, 4, 7):
+        for order in (0, 2, 4, 7, *CHANCE):
             emulator.tp_simt_set_order(order)
             product = Product(n, count, registers)
             assert product.run(emulator) == (0, "") and product.right()
@@ -239,7 +240,7 @@ def test_no_slicing_kernel_or_order_shows_in_the_bits(emu, D):
         for slices in slicings:
             assert make(groups).run(slices).bits() == want[min(groups[0], 2)], (groups, slices)
     for groups in ((1, 1), (2, 2), (3, 3)):
-        for order in (1, 2, 4, 7):
+        for order in (1, 2, 4, 7, CHANCE[0]):
             emu.tp_simt_set_order(order)
             assert make(groups).run([130, 70]).bits() == want[min(groups[0], 2)], (groups, order)
         emu.tp_simt_set_order(0)
@@ -249,7 +250,7 @@ def test_more_tiles_than_a_block_has_at_once(emu):
     """Stages in their second and third phase, queries' tiles of 192 rows that end within the slice, two heads."""
     make = lambda *groups: Forced(emu, 64, 650, *groups, H=2)  # noqa: E731
     want = make(2, 1).run([650]).bits()
-    for groups, slices, order in (((3, 3), [650], 5), ((2, 2), [7, 640, 3], 2), ((3, 2), [1, 62, 587], 0), ((2, 3), [300, 350], 7)):
+    for groups, slices, order in (((3, 3), [650], 5), ((2, 2), [7, 640, 3], 2), ((3, 2), [1, 62, 587], 8), ((2, 3), [300, 350], 8)):
         emu.tp_simt_set_order(order)
         assert make(*groups).run(slices).bits() == want, (groups, slices, order)
 
@@ -349,7 +350,7 @@ def test_attention_has_no_races(D, slices, groups):
     library.tp_error_message.restype = ctypes.c_char_p
     library.tp_cuda_attention_force(groups)
     try:
-        for order in (0, 3):
+        for order in (3, CHANCE[0]):
             library.tp_simt_set_order(order)
             Attention(library, BF16, 1, 1, D, sum(slices), kernel=WGMMA).run(slices)
     finally:

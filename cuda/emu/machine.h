@@ -32,6 +32,7 @@
 #define SIMT_NAMED 16
 #define SIMT_WARPGROUP 128
 #define SIMT_RANGES 8
+#define SIMT_BY_CHANCE 8 /* of an order */
 #define SIMT_ARGUMENTS 4096 /* what every GPU takes (CUDA Programming Guide, kernel parameters) */
 
 typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_WARPGROUP, SIMT_AT_BLOCK, SIMT_AT_NAMED, SIMT_AT_PHASE, SIMT_ENDED } simt_state;
@@ -83,6 +84,7 @@ typedef struct {
     const char *name;
     const void *arguments;
     int threads, current, at_block, ended, order;
+    uint64_t chance; /* of an order by chance, what the next number comes of */
     int at_warp[SIMT_THREADS / TP_WARP], at_warpgroup[SIMT_THREADS / SIMT_WARPGROUP];
     struct simt_products *products; /* of wgmma, NULL before the first (cuda/emu/wgmma.c) */
     simt_named named[SIMT_NAMED];
@@ -119,6 +121,18 @@ tp_simt_copies_land(simt_machine *m);
 /* A block has ended: the line of a named barrier to which some, not all, have come, or NULL. */
 const char *
 tp_simt_named_left(const simt_machine *m);
+/* A number below n (Marsaglia 2003, "Xorshift RNGs"); a grid of so many blocks begins: how far it is from each that runs to the
+ * next, modulo their number. (cuda/emu/chance.c) */
+int
+tp_simt_chance(simt_machine *m, int n);
+int64_t
+tp_simt_chance_begin(simt_machine *m, int64_t blocks);
+/* Whether an asynchronous copy, or a product, that begins now is done at once. */
+int
+tp_simt_at_once(simt_machine *m);
+/* In an order by chance others may go on before the current thread does. */
+void
+tp_simt_yield(simt_machine *m);
 /* Of a thread that waits; it comes back when another has set it running. */
 void
 tp_simt_sleep(simt_machine *m, simt_state state, const char *site);

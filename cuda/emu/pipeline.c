@@ -1,6 +1,7 @@
 /* Asynchronous copies, and the barriers by which threads of a block that work at different times meet (cuda/pipeline.h, cuda/mma.h).
  * A copy is done as late as can be: at the wait that covers it, or, where its thread arrives for it at a barrier, when no thread of
- * the block can run; or at once, by tp_simt_set_order(4). Who reads or writes too early gets other numbers in one of the two.
+ * the block can run; or at once, by tp_simt_set_order(4); or some so, some so, by chance. Who reads or writes too early gets other
+ * numbers in one of them.
  * Also checked: arrivals are as many as a phase counts, nobody waits for a phase that is not the present or the last one, nobody
  * comes twice to one phase of a named barrier, all come with the same count and the same warps to each phase (those of another set
  * might mix with them: four warps of two groups are 128 threads, too), nobody is left there, and nobody waits for ever. */
@@ -75,6 +76,7 @@ void
 tp_simt_phase_arrive(const char *site, uint64_t *at)
 {
     arrive(site, at, tp_simt_machine->current, 0);
+    tp_simt_yield(tp_simt_machine);
 }
 
 void
@@ -176,7 +178,7 @@ begin_copy(const char *site, simt_copy copy)
     if (fiber->copies == SIMT_COPIES)
         tp_simt_fail(m, "%s: more than %d asynchronous copies of a thread are under way", site, SIMT_COPIES);
     fiber->copy[(fiber->first_copy + fiber->copies++) % SIMT_COPIES] = copy;
-    if (m->order & 4)
+    if (tp_simt_at_once(m))
         land(m, m->current);
 }
 

@@ -1,8 +1,8 @@
 /* The device's memory as the emulator knows it: what kernels may touch. */
-#include "cuda/simt.h"
-
 #include <pthread.h>
 #include <stdlib.h>
+
+#include "cuda/emu/machine.h"
 
 typedef struct {
     uintptr_t begin, end;
@@ -77,4 +77,20 @@ tp_simt_range_of(const void *pointer, size_t bytes, uintptr_t range[2])
     }
     pthread_rwlock_unlock(&ranges_lock);
     return inside;
+}
+
+void
+tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
+{
+    simt_machine *m = tp_simt_machine;
+    uintptr_t at = (uintptr_t)pointer, shared = (uintptr_t)m->shared;
+    if (at % align)
+        tp_simt_fail(m, "%s: address %p of %zu bytes is not a multiple of %zu", site, pointer, bytes, align);
+    if (at >= shared && at < shared + SIMT_SHARED)
+        return;
+    for (int i = 0; i < SIMT_RANGES; i++)
+        if (at >= m->range[i][0] && at + bytes <= m->range[i][1])
+            return;
+    if (!tp_simt_range_of(pointer, bytes, m->range[m->next_range++ % SIMT_RANGES]))
+        tp_simt_fail(m, "%s: %zu bytes at %p are outside every allocation of the device", site, bytes, pointer);
 }

@@ -75,11 +75,36 @@ switch_to(simt_machine *m, int to)
 #endif
 }
 
+/* A thread of the block that can run, the first or one by chance; m->threads: there is none. */
+static int
+who_runs(simt_machine *m)
+{
+    int from = m->order & SIMT_BY_CHANCE ? tp_simt_chance(m, m->threads) : 0;
+    for (int i = 0; i < m->threads; i++) {
+        int at = from + i < m->threads ? from + i : from + i - m->threads;
+        if (m->fiber[at].state == SIMT_RUNS)
+            return at;
+    }
+    return m->threads;
+}
+
+void
+tp_simt_yield(simt_machine *m)
+{
+    int to = m->order & SIMT_BY_CHANCE ? who_runs(m) : m->current;
+    if (to != m->current)
+        switch_to(m, to);
+}
+
 /* Whoever of the same warp can run, else the launching thread, which looks further. */
 static void
 switch_away(simt_machine *m)
 {
     int warp = m->current & ~(TP_WARP - 1);
+    if (m->order & SIMT_BY_CHANCE) {
+        switch_to(m, SIMT_THREADS);
+        return;
+    }
     for (int i = 1; i < TP_WARP; i++) {
         int other = warp | ((m->current + i) & (TP_WARP - 1));
         if (m->fiber[other].state == SIMT_RUNS) {
@@ -247,6 +272,7 @@ tp_simt_sync(const char *site)
     for (int i = 0; i < m->threads; i++)
         m->fiber[i].state = SIMT_RUNS;
     tp_race_met();
+    tp_simt_yield(m);
 }
 
 /* Of `count` threads, which lie side by side; *met of them have come. */
@@ -278,6 +304,7 @@ meet(const char *site, int count, int *met, simt_state state, void (*work)(void 
         work(lanes);
     else
         tp_race_met_warp(from / TP_WARP); /* shuffles and matrix operations order no memory (PTX ISA, shfl.sync) */
+    tp_simt_yield(m);
 }
 
 void
@@ -321,6 +348,14 @@ tp_simt_shuffle(const char *site, double value, int lane)
 
 /* ---- shared memory -------------------------------------------------------------------------------------------------------- */
 
+void
+tp_simt_bounds(int most)
+{
+    simt_machine *m = tp_simt_machine;
+    if (m->threads > most)
+        tp_simt_fail(m, "it runs in blocks of %d threads, and is compiled for %d at most", m->threads, most);
+}
+
 /* The guarded, poisoned space of one more array. */
 static void *
 shared_add(simt_machine *m, const void *site, const char *name, size_t bytes)
@@ -352,6 +387,9 @@ tp_simt_shared(const void *site, size_t bytes, const char *name)
     if (m->array[0].bytes <= TP_SHARED_PLAIN && m->array[0].bytes + m->used_static > SIMT_STATIC)
         tp_simt_fail(m, "%zu bytes of static and %zu of dynamic shared memory: at most %d without being allowed more", m->used_static,
                     m->array[0].bytes, SIMT_STATIC);
+    if (m->array[0].bytes + m->used_static > SIMT_DYNAMIC)
+        tp_simt_fail(m, "%zu bytes of static and %zu of dynamic shared memory: at most %d in all", m->used_static,
+                     m->array[0].bytes, SIMT_DYNAMIC);
     return shared_add(m, site, name, bytes);
 }
 
@@ -359,24 +397,6 @@ void *
 tp_simt_dynamic(void)
 {
     return tp_simt_machine->shared + tp_simt_machine->array[0].offset;
-}
-
-/* ---- addresses ------------------------------------------------------------------------------------------------------------- */
-
-void
-tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
-{
-    simt_machine *m = tp_simt_machine;
-    uintptr_t at = (uintptr_t)pointer, shared = (uintptr_t)m->shared;
-    if (at % align)
-        tp_simt_fail(m, "%s: address %p of %zu bytes is not a multiple of %zu", site, pointer, bytes, align);
-    if (at >= shared && at < shared + SIMT_SHARED)
-        return;
-    for (int i = 0; i < SIMT_RANGES; i++)
-        if (at >= m->range[i][0] && at + bytes <= m->range[i][1])
-            return;
-    if (!tp_simt_range_of(pointer, bytes, m->range[m->next_range++ % SIMT_RANGES]))
-        tp_simt_fail(m, "%s: %zu bytes at %p are outside every allocation of the device", site, bytes, pointer);
 }
 
 /* ---- launching --------------------------------------------------------------------------------------------------------------- */
@@ -449,9 +469,7 @@ run_block(simt_machine *m, int x, int y, int z, size_t smem)
         fiber_begin(m, i);
     }
     while (m->ended < m->threads && !m->failed) {
-        int next = 0;
-        while (next < m->threads && m->fiber[next].state != SIMT_RUNS)
-            next++;
+        int next = who_runs(m);
         if (next == m->threads && tp_simt_copies_land(m))
             continue; /* the copies for which who waits has waited */
         if (next == m->threads) {
@@ -496,10 +514,9 @@ run_grid(const void *body)
         int *count = m->fiber[i].self.blocks;
         count[0] = (int)w->grid.x, count[1] = (int)w->grid.y, count[2] = (int)w->grid.z;
     }
-    for (int64_t i = 0; i < blocks && !m->failed; i++) {
-        int64_t at = m->order & 1 ? blocks - 1 - i : i;
+    int64_t step = tp_simt_chance_begin(m, blocks), at = m->order & 1 ? blocks - 1 : 0;
+    for (int64_t i = 0; i < blocks && !m->failed; i++, at = (at + step) % blocks)
         run_block(m, (int)(at % w->grid.x), (int)(at / w->grid.x % w->grid.y), (int)(at / w->grid.x / w->grid.y), w->smem);
-    }
     tp_simt_self = NULL;
     return m->failed ? TP_ERUNTIME : TP_OK;
 }

@@ -253,8 +253,9 @@ begin_work(void **lanes)
     }
     check_registers(g, first_thread());
     watch(p, 1);
-    if (m->order & 4)
-        multiply(p);
+    for (int i = 0, now = tp_simt_at_once(m); now && i < g->count; i++)
+        if (!g->product[i].done)
+            multiply(&g->product[i]);
 }
 
 void
