@@ -121,7 +121,7 @@ TP_KERNEL(case_mma, case_args)
 }
 
 /* Which two threads the kernel of races lets meet in the dark; 0: none. */
-enum { LATE_BARRIER = 1, NO_WARP_BARRIER, OTHER_WARP, REUSED, BLOCKS_WRITE, BLOCKS_READ, IN_FLIGHT, NOT_MET, NOT_WRITTEN };
+enum { LATE_BARRIER = 1, NO_WARP_BARRIER, OTHER_WARP, REUSED, BLOCKS_WRITE, BLOCKS_READ, IN_FLIGHT, NOT_MET, NOT_WRITTEN, BEHIND };
 
 /* y of a block: rows of x, passed through shared memory from thread to thread, three times. */
 TP_KERNEL(case_race, case_args)
@@ -150,6 +150,8 @@ TP_KERNEL(case_race, case_args)
     if (a.fault != NOT_MET)
         TP_SYNC();
     v += copied[other];
+    if (a.fault == BEHIND && i == 37)
+        v += a.x[64];
     TP_COPY_WAIT(0);
     TP_ST(a.y + (a.fault == BLOCKS_WRITE ? i : 64 * TP_BLOCK_X + i), v);
     if (a.fault == BLOCKS_READ && TP_BLOCK_X == 1)

@@ -62,6 +62,22 @@ def test_a_race_is_found_in_every_order(cases, fault, order):
         assert status != 0 and "case_race" in message and re.search(FAULTS[fault], message), message
 
 
+def test_a_plain_access_outside_every_allocation_is_found(cases):
+    """Of no TP_LD, which asks in every build."""
+    x, y = aligned(80, np.float32), aligned(128, np.float32)
+    x[:] = 1.0
+    for array, count in ((x, 64), (y, 128)):
+        assert cases.tp_simt_range_add(address(array), ctypes.c_size_t(4 * count)) == 0
+    try:
+        assert cases.simt_case(b"race", 0, 64, address(x), address(y), None, None) == 0, cases.tp_error_message()
+        assert cases.simt_case(b"race", 10, 64, address(x), address(y), None, None) != 0
+    finally:
+        for array in (x, y):
+            cases.tp_simt_range_remove(address(array))
+    told = cases.tp_error_message().decode()
+    assert "thread 37" in told and "touches what lies in no allocation of the device, in global memory (4 bytes" in told
+
+
 @pytest.mark.parametrize("dtype, groups", [(BF16, 1), (BF16, 2), (F32, 0)])
 def test_attention_has_no_races(k, dtype, groups):
     k.lib.tp_cuda_attention_force(groups)

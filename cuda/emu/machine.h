@@ -106,6 +106,9 @@ extern __thread simt_machine *tp_simt_machine __attribute__((visibility("hidden"
 void
 tp_simt_fail(simt_machine *m, const char *format, ...) TP_PRINTF(2, 3);
 
+/* Whether these bytes lie in one allocation of the device. (cuda/emu/ranges.c) */
+int
+tp_simt_may_touch(simt_machine *m, const void *pointer, size_t bytes);
 /* As tp_simt_meet, of the 128 threads of a warpgroup. */
 void
 tp_simt_meet_warpgroup(const char *site, void (*work)(void **lanes), void *mine);

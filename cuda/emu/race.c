@@ -7,7 +7,8 @@
  * Blocks of a grid order nothing between them. An asynchronous copy writes at any time between its begin and the wait for it.
  * Blocks whose threads meet at phases or named barriers have besides, for every two threads, up to when one knows what the other has
  * done, and of that what a fence has told the asynchronous proxy (cuda/emu/race_phases.c).
- * Also found: shared memory that is read before any thread of the block has written it. */
+ * Also found: shared memory that is read before any thread of the block has written it; and an access by no TP_LD or TP_ST outside
+ * the device's allocations, where these are registered. */
 #include "cuda/emu/machine.h"
 #include "cuda/emu/race_phases.h"
 
@@ -204,6 +205,15 @@ is_shared(const simt_machine *m, uintptr_t at)
     return at >= begin && at < begin + SIMT_SHARED;
 }
 
+/* What is a thread's own: its stack, its numbers, the launch's arguments. */
+static int
+is_own(const simt_machine *m, uintptr_t at)
+{
+    return at - (uintptr_t)m->stacks < (size_t)SIMT_THREADS * (SIMT_STACK + SIMT_PAGE) ||
+           at - (uintptr_t)&tp_simt_self < sizeof tp_simt_self || at - (uintptr_t)m < sizeof *m ||
+           at - (uintptr_t)m->arguments < SIMT_ARGUMENTS;
+}
+
 static void
 found(simt_machine *m, const char *fault, int shared, size_t bytes, const void *pointer, const void *caller)
 {
@@ -218,10 +228,11 @@ touch(const void *pointer, size_t bytes, int writes, const void *caller)
 {
     simt_machine *m = tp_simt_machine;
     uintptr_t at = (uintptr_t)pointer;
-    if (tp_simt_self == NULL || m == NULL || m->failed ||
-        at - (uintptr_t)m->stacks < (size_t)SIMT_THREADS * (SIMT_STACK + SIMT_PAGE))
+    if (tp_simt_self == NULL || m == NULL || m->failed || is_own(m, at))
         return;
     int shared = is_shared(m, at);
+    if (!shared && !tp_simt_may_touch(m, pointer, bytes))
+        found(m, "touches what lies in no allocation of the device", shared, bytes, pointer, caller);
     access now = now_of(m->current);
     for (uintptr_t grain = at / GRAIN; grain <= (at + bytes - 1) / GRAIN && bytes > 0; grain++) {
         cell *c = cell_of(grain);

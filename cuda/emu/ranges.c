@@ -79,6 +79,16 @@ tp_simt_range_of(const void *pointer, size_t bytes, uintptr_t range[2])
     return inside;
 }
 
+int
+tp_simt_may_touch(simt_machine *m, const void *pointer, size_t bytes)
+{
+    uintptr_t at = (uintptr_t)pointer;
+    for (int i = 0; i < SIMT_RANGES; i++)
+        if (at >= m->range[i][0] && at + bytes <= m->range[i][1])
+            return 1;
+    return tp_simt_range_of(pointer, bytes, m->range[m->next_range++ % SIMT_RANGES]);
+}
+
 void
 tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
 {
@@ -88,9 +98,6 @@ tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
         tp_simt_fail(m, "%s: address %p of %zu bytes is not a multiple of %zu", site, pointer, bytes, align);
     if (at >= shared && at < shared + SIMT_SHARED)
         return;
-    for (int i = 0; i < SIMT_RANGES; i++)
-        if (at >= m->range[i][0] && at + bytes <= m->range[i][1])
-            return;
-    if (!tp_simt_range_of(pointer, bytes, m->range[m->next_range++ % SIMT_RANGES]))
+    if (!tp_simt_may_touch(m, pointer, bytes))
         tp_simt_fail(m, "%s: %zu bytes at %p are outside every allocation of the device", site, bytes, pointer);
 }
