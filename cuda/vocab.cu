@@ -6,10 +6,12 @@
 #include "cuda/rows.h"
 
 #define GROUP_BLOCKS 65535 /* strips of columns lie in y */
-#define MANY_BLOCKS  1024  /* fill any GPU: then a block takes ROWS_WARPS groups, a warp each that has few rows */
 #define LOSS_BLOCK   768   /* threads, at most: twice that is what the smallest SM (sm_120) holds */
 #define LOSS_BLOCKS  2     /* of an SM: their rows stay in its share of the L2 cache from one pass to the other */
 #define LOG2_E       1.4426950408889634f
+#ifndef TP_CUDA_MANY_BLOCKS
+#define TP_CUDA_MANY_BLOCKS 1024 /* fill any GPU: then a block takes ROWS_WARPS groups, a warp each that has few rows */
+#endif
 
 typedef struct {
     int64_t rows, y_stride;
@@ -93,7 +95,7 @@ tp_cuda_embedding_gradient(tp_stream stream, tp_dtype dtype, int64_t n, int64_t 
 {
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t strip = TP_WARP * (int64_t)(16 / element);
-    const int64_t strips = (n + strip - 1) / strip, each = groups / ROWS_WARPS * strips < MANY_BLOCKS ? 1 : ROWS_WARPS;
+    const int64_t strips = (n + strip - 1) / strip, each = groups / ROWS_WARPS * strips < TP_CUDA_MANY_BLOCKS ? 1 : ROWS_WARPS;
     const int64_t blocks = (groups + each - 1) / each;
     embedding_gradient_args a = {groups, dy_stride, grad_stride, group_index, group_start, rows_of, dy, grad, (int)n, (int)each, 0, 0};
     const tp_grid grid = tp_grid2(blocks < GROUP_BLOCKS ? blocks : GROUP_BLOCKS, strips);

@@ -107,6 +107,9 @@ def test_row_kernels_have_no_races(k, dtype, rows, n):
     k("embedding", dtype, 40, n, tokens, places, x, z, k.empty(dtype, 40, n), n)
     index, start, order = (k.put(np.array(v, np.int32)) for v in ([0, 3], [0, min(rows, 17), rows], np.arange(rows)))
     k("embedding_gradient", dtype, n, 2, index, start, order, x, n, k.put(np.zeros((4, n), np.float32)), n)
+    wide, start = k.put(of(dtype, rng.normal(size=(1, 2048)))), [0, *np.cumsum([9 if g % 2 else 1 for g in range(16)])]
+    index, start, order = (k.put(np.array(v, np.int32)) for v in (np.arange(16), start, np.zeros(start[-1])))
+    k("embedding_gradient", dtype, 2048, 16, index, start, order, wide, 2048, k.put(np.zeros((16, 2048), np.float32)), 2048)
     targets = k.put(rng.integers(0, n, rows).astype(np.int32))
     k("softmax_loss", dtype, rows, n, z, n, targets, 0.5, 1, loss)
     p, g, m, v = (k.put(rng.normal(size=20_000).astype(np.float32) ** 2) for _ in range(4))
