@@ -93,7 +93,7 @@ TP_KERNEL(case_shuffle, case_args)
 }
 
 /* y (16 x 8, fp32) = a (16 x 16) b, b given as 16 x 8 (fault 0: transposed by ldmatrix) or as its transpose 8 x 16 (fault 1),
- * both copied asynchronously; fault 2: read before the copies are there. */
+ * both copied asynchronously; fault 2: read before the copies are there; 3: which nobody waits for. */
 TP_KERNEL(case_mma, case_args)
 {
     TP_SHARED(tp_bf16, sa, 256);
@@ -104,7 +104,7 @@ TP_KERNEL(case_mma, case_args)
     TP_COPY16(sa + 8 * lane, a.a + 8 * lane, 16);
     TP_COPY16(sb + 8 * (lane % 16), a.b + 8 * (lane % 16), 16);
     TP_COPY_COMMIT();
-    if (a.fault == 2)
+    if (a.fault >= 2)
         TP_COPY_WAIT(1);
     else
         TP_COPY_WAIT(0);
@@ -118,6 +118,8 @@ TP_KERNEL(case_mma, case_args)
     TP_UNROLL
     for (int i = 0; i < 4; i++)
         TP_ST(a.y + (g + i / 2 * 8) * 8 + c + i % 2, d[i]);
+    if (a.fault != 3)
+        TP_COPY_WAIT(0);
 }
 
 /* Which two threads the kernel of races lets meet in the dark; 0: none. */

@@ -208,6 +208,8 @@ def test_a_missing_wait_shows(emu, floats):
     a, b, y = aligned(256, np.uint16), aligned(128, np.uint16), aligned(128, np.float32)
     a[:] = b[:] = to_bf16(np.ones(1))[0]
     assert run_case(emu, "mma", 2, 32, y=y, a=a, b=b) == (0, "") and np.isnan(y).all()
+    status, message = run_case(emu, "mma", 3, 32, y=y, a=a, b=b)
+    assert status != 0 and "thread 0: the block ends, and nobody has waited for an asynchronous copy of its" in message
     emu.tp_simt_set_order(4)
     assert run_case(emu, "mma", 2, 32, y=y, a=a, b=b) == (0, "") and (y == 16).all()
 

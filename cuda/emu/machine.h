@@ -121,7 +121,10 @@ tp_simt_products_left(const simt_machine *m);
 /* No thread can run: the oldest copies of one that lead to an arrival land, and it arrives. 0: there are none. (cuda/emu/pipeline.c) */
 int
 tp_simt_copies_land(simt_machine *m);
-/* A block has ended: the line of a named barrier to which some, not all, have come, or NULL. */
+/* A block has ended: a thread for a copy of whose nobody has waited, or -1; the line of a named barrier to which some, not all, have
+ * come, or NULL. */
+int
+tp_simt_copies_left(const simt_machine *m);
 const char *
 tp_simt_named_left(const simt_machine *m);
 /* A number below n (Marsaglia 2003, "Xorshift RNGs"); a grid of so many blocks begins: how far it is from each that runs to the

@@ -4,7 +4,8 @@
  * numbers in one of them.
  * Also checked: arrivals are as many as a phase counts, nobody waits for a phase that is not the present or the last one, nobody
  * comes twice to one phase of a named barrier, all come with the same count and the same warps to each phase (those of another set
- * might mix with them: four warps of two groups are 128 threads, too), nobody is left there, and nobody waits for ever. */
+ * might mix with them: four warps of two groups are 128 threads, too), nobody is left there, nobody waits for ever, and no copy is
+ * under way when all have ended. */
 #include "cuda/pipeline.h"
 
 #include "cuda/emu/machine.h"
@@ -219,6 +220,15 @@ tp_simt_copy_wait(int groups_left)
     simt_fiber *fiber = &m->fiber[m->current];
     while (fiber->copies > 0 && fiber->copy[fiber->first_copy].group < fiber->group - groups_left)
         land(m, m->current);
+}
+
+int
+tp_simt_copies_left(const simt_machine *m)
+{
+    int i = 0;
+    while (i < m->threads && m->fiber[i].copies == 0)
+        i++;
+    return i < m->threads ? i : -1;
 }
 
 int

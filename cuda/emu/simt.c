@@ -479,10 +479,13 @@ run_block(simt_machine *m, int x, int y, int z, size_t smem)
         switch_to(m, next);
     }
     const char *left = tp_simt_products_left(m), *met = tp_simt_named_left(m);
+    int copies = tp_simt_copies_left(m);
     if (left != NULL)
         machine_fail(m, -1, "%s: nobody waits for this product", left);
     if (met != NULL)
         machine_fail(m, -1, "%s: the block ends, and not all have come to this named barrier", met);
+    if (copies >= 0)
+        machine_fail(m, copies, "the block ends, and nobody has waited for an asynchronous copy of its");
 }
 
 typedef struct {
