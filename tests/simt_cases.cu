@@ -163,7 +163,7 @@ TP_KERNEL(case_race, case_args)
 /* What is wrong with the kernel of a warpgroup's products. */
 enum {
     NO_REGISTER_FENCE = 1, NO_COMMIT, EARLY, OVERWRITTEN, OTHER_TILE, GROUP_ENDED, NO_PROXY_FENCE, NO_BLOCK_BARRIER,
-    LATE_PROXY_FENCE, FEW_PINNED, CHANGED,
+    LATE_PROXY_FENCE, FEW_PINNED, CHANGED, UNPINNED,
 };
 #define CASE_SHARED (48 * 1024)
 
@@ -225,6 +225,8 @@ TP_KERNEL(case_wgmma, case_args)
     }
     if (a.fault != EARLY)
         TP_WGMMA_WAIT(0);
+    if (a.fault != EARLY && a.fault != UNPINNED)
+        TP_WGMMA_PIN(d, n / 2);
     for (int i = 0; i < n / 2; i++)
         TP_ST(a.y + (row + 4 * (i & 2)) * n + i / 4 * 8 + 2 * (lane % 4) + (i & 1), d[i]);
     TP_WGMMA_WAIT(0);

@@ -138,6 +138,8 @@ RACES = {
     7: "multiplies what a thread wrote and told by no fence",
     8: "multiplies, with no barrier between, what a thread wrote",
     9: "multiplies what a thread wrote and told by no fence",
+    3: "reads registers of a product that is not over, or were not pinned since",
+    12: "reads registers of a product that is not over, or were not pinned since",
 }
 
 

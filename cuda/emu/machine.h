@@ -117,6 +117,9 @@ void
 tp_simt_products_begin(simt_machine *m);
 const char *
 tp_simt_products_left(const simt_machine *m);
+/* Whether the current thread has registers here that a product uses, or has used without that they were pinned since. */
+int
+tp_simt_products_hold(const simt_machine *m, uintptr_t at, size_t bytes, int writes);
 
 /* No thread can run: the oldest copies of one that lead to an arrival land, and it arrives. 0: there are none. (cuda/emu/pipeline.c) */
 int

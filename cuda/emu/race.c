@@ -228,7 +228,12 @@ touch(const void *pointer, size_t bytes, int writes, const void *caller)
 {
     simt_machine *m = tp_simt_machine;
     uintptr_t at = (uintptr_t)pointer;
-    if (tp_simt_self == NULL || m == NULL || m->failed || is_own(m, at))
+    if (tp_simt_self == NULL || m == NULL || m->failed)
+        return;
+    if (tp_simt_products_hold(m, at, bytes, writes))
+        tp_simt_fail(m, "race: it %s registers of a product that is not over, or were not pinned since",
+                     writes ? "writes" : "reads");
+    if (is_own(m, at))
         return;
     int shared = is_shared(m, at);
     if (!shared && !tp_simt_may_touch(m, pointer, bytes))

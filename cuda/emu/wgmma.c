@@ -4,7 +4,8 @@
  * which do not begin at absolute multiples show in the bits; the order and precision in which a GPU adds them are not documented.
  * Also checked: the threads of a warpgroup bring the same descriptors; a fence of the registers lies between a wait (or the
  * begin) and the next product; what a product reads of registers was pinned before that fence, and is since as it was, or is what
- * products under way write; no product is left to itself at the end. */
+ * products under way write; no product is left to itself at the end; and, by the build that looks for races, a product's registers
+ * are not touched before it is over and they are pinned again. */
 #include "cuda/wgmma.h"
 
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #define GROUPS (SIMT_THREADS / SIMT_WARPGROUP)
 #define PINS 8       /* of a thread's arrays, the last ones */
 #define PINNED 64    /* words of one */
+#define HELD 40      /* operands of a thread's that products use */
 
 typedef struct {
     const char *site;
@@ -36,10 +38,18 @@ typedef struct {
     uint32_t word[PINNED];
 } pin;
 
+/* Registers that products write, or read, until they are over and pinned: before, a compiler may take them for what they were. */
+typedef struct {
+    uintptr_t begin, end;
+    int read; /* 1: an A operand, which alone must not be written */
+} held;
+
 struct simt_products {
     warpgroup group[GROUPS];
     pin pin[SIMT_THREADS][PINS];
     int pins[SIMT_THREADS]; /* so far, of this block */
+    held held[SIMT_THREADS][HELD];
+    int helds[SIMT_THREADS];
 };
 
 uint32_t
@@ -166,6 +176,59 @@ multiply(product *p)
     p->done = 1;
 }
 
+/* ---- registers ------------------------------------------------------------------------------------------------------------- */
+
+static void
+hold(int thread, const void *x, int words, int read)
+{
+    struct simt_products *s = tp_simt_machine->products;
+    held *of = s->held[thread];
+    uintptr_t begin = (uintptr_t)x, end = begin + (size_t)words * 4;
+    for (int i = 0; i < s->helds[thread]; i++)
+        if (of[i].read == read && begin == of[i].begin && end == of[i].end)
+            return;
+    if (s->helds[thread] == HELD)
+        tp_simt_fail(tp_simt_machine, "products use more than %d operands in registers", HELD);
+    of[s->helds[thread]++] = (held){begin, end, read};
+}
+
+/* Whether a product under way of the current warpgroup uses them. */
+static int
+in_use(const warpgroup *g, int lane, const held *h)
+{
+    for (int i = 0; i < g->count; i++) {
+        uintptr_t at = (uintptr_t)(h->read ? (const void *)g->product[i].a[lane] : (const void *)g->product[i].d[lane]);
+        if (at >= h->begin && at < h->end)
+            return 1;
+    }
+    return 0;
+}
+
+/* Pinned are [begin, end). */
+static void
+release(int thread, uintptr_t begin, uintptr_t end)
+{
+    struct simt_products *s = tp_simt_machine->products;
+    held *of = s->held[thread];
+    int left = 0;
+    for (int i = 0; i < s->helds[thread]; i++)
+        if (of[i].begin < begin || of[i].end > end || in_use(my_group(), thread % SIMT_WARPGROUP, &of[i]))
+            of[left++] = of[i];
+    s->helds[thread] = left;
+}
+
+int
+tp_simt_products_hold(const simt_machine *m, uintptr_t at, size_t bytes, int writes)
+{
+    int thread = m->fiber[m->current].self.thread;
+    for (int i = 0; m->products != NULL && i < m->products->helds[thread]; i++) {
+        const held *h = &m->products->held[thread][i];
+        if (at < h->end && at + bytes > h->begin && (writes || !h->read))
+            return 1;
+    }
+    return 0;
+}
+
 void
 tp_simt_wgmma_pin(const void *x, int n)
 {
@@ -183,6 +246,7 @@ tp_simt_wgmma_pin(const void *x, int n)
     p->n = n;
     p->told = 0;
     memcpy(p->word, x, (size_t)n * sizeof *p->word);
+    release(thread, (uintptr_t)x, (uintptr_t)x + (size_t)n * sizeof *p->word);
 }
 
 /* Whether a fence has told of these registers of a thread's, as they are. */
@@ -252,6 +316,11 @@ begin_work(void **lanes)
         p->a[lane] = mine->a;
     }
     check_registers(g, first_thread());
+    for (int lane = 0; lane < SIMT_WARPGROUP; lane++) {
+        hold(first_thread() + lane, p->d[lane], p->n / 2, 0);
+        if (p->a[lane] != NULL)
+            hold(first_thread() + lane, p->a[lane], 4, 1);
+    }
     watch(p, 1);
     for (int i = 0, now = tp_simt_at_once(m); now && i < g->count; i++)
         if (!g->product[i].done)
@@ -334,7 +403,7 @@ tp_simt_products_begin(simt_machine *m)
     for (int i = 0; m->products != NULL && i < m->threads; i++) {
         for (int k = 0; k < m->products->pins[i] && k < PINS; k++)
             m->products->pin[i][k].at = NULL;
-        m->products->pins[i] = 0;
+        m->products->pins[i] = m->products->helds[i] = 0;
     }
 }
 
