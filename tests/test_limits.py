@@ -18,6 +18,7 @@ from terapipe_c.planning.starts import StageCost
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+LARGE = tp.GPTConfig(n_layer=24, n_head=16, n_embd=1024, vocab_size=50257, block_size=2048)
 REQUEST = {"batch": 4, "seq_len": 32, "executable": True}
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
                       "executable", "time_limit_s"))
@@ -78,7 +79,7 @@ def test_nothing_is_called_impossible_because_of_a_limit(counted):
 def test_a_planner_that_was_stopped_without_a_plan_has_not_refused(counted, monkeypatch):
     """Each call of the clock is a second: those that are asked in time refuse, one ends late, and the rest are not asked."""
     request = check_request(MODEL, CLUSTER, 4, 32, None, planner="auto", schedule="auto", **NONE)
-    monkeypatch.setattr(singles, "_at_once", lambda request: None)
+    monkeypatch.setattr(singles, "at_once", lambda request: (None, None))
     monkeypatch.setattr(singles, "_answer", lambda asked: tp.InfeasibleError("nothing fits"))
     with within(20):
         hurried = singles.plan_singles_within(request, 1.0)
@@ -349,3 +350,59 @@ def test_what_there_was_no_time_to_bound_is_bounded_when_its_turn_has_come(monke
     searches = [next(line for line in plan.search_log if line.startswith("searches of other")) for plan in (free, found)]
     assert searches[0] == searches[1] and "left out because their bounds" in searches[0]
     assert found == free
+
+
+def _made_at_the_limit(monkeypatch, planner, **changes):
+    """(plan, instructions of every program that was made) where there is no time at all."""
+    made, run = [], _core.judge_run
+
+    def watch(*args):
+        out = run(*args)
+        made.append(len(out[0]))
+        return out
+
+    monkeypatch.setattr(_core, "judge_run", watch)
+    cluster = tp.Cluster(num_devices=24, memory_bytes=1e13, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e13)
+    return tp.plan(LARGE, cluster, 1024, 2048, planner=planner, time_limit_s=1e-9, **changes), made
+
+
+@pytest.mark.parametrize("planner, most", [("uniform", 2), ("terapipe", 2), ("auto", 1)])
+def test_past_the_limit_no_more_is_built_than_the_smallest_program(planner, most, counted, monkeypatch):
+    """terapipe built 12 programs at 96 ranks and 4096 sequences, the first of them of seven slices each: 33 s, of a limit of 0.1 s."""
+    plan, made = _made_at_the_limit(monkeypatch, planner)
+    assert len(made) <= most and sum(made) <= most * len(plan.program)
+    if planner == "terapipe":
+        assert (plan.ranks, plan.data_parallel) == (1, 1)      # others take longer to build
+    if planner == "auto":
+        assert plan.data_parallel > 1
+
+
+def test_a_program_that_is_being_built_is_given_up_at_the_limit(counted):
+    """Unless it must be there in any case; and what was given up is made once there is more time."""
+    request = check_request(LARGE, tp.Cluster.preset("a100-80", 8), 1024, 2048, None, planner="uniform", schedule="1f1b", **NONE)
+    judge, cut = request.judge(8), tuple(partitioners.balanced(request.judge(1), ((1, (2048,)),) * 2, 8))
+    whole = ((1, (2048,)),) * 1024
+    with within(1e-9):
+        assert late()
+        given_up = judge.judge("1f1b", cut, whole)
+        assert given_up.seconds == float("inf") and judge.cut_short and not judge.fits(given_up, None)
+        assert judge.cuts_within(given_up, 1 << 60, np.ones(LARGE.num_blocks)) == []
+        with pytest.raises(tp.DeadlineError):
+            judge.lowered(given_up)
+        with without():
+            made = judge.judge("1f1b", cut, whole)
+    assert made.seconds < float("inf") and judge.judge("1f1b", cut, whole) == made
+    assert max(judge.peak_bytes(made)) < 1 << 62
+
+
+def test_a_descent_that_runs_out_of_time_gives_what_it_has(counted):
+    request = check_request(LARGE, tp.Cluster.preset("a100-80", 8), 256, 2048, None, planner="uniform", schedule="1f1b", **NONE)
+    judge = request.judge(8)
+    cut = ((0, 2), *((k, k + 2) for k in range(2, 14, 2)), (14, LARGE.num_blocks))
+    start, ends = judge.judge("1f1b", cut, ((1, (2048,)),) * 256), []
+    for limit in (1, 10, 30, 100, 1000):
+        with within(limit):
+            end = judge.descend(start, None, unit=2048, fixed_partition=False, fixed_slicing=True, budget=10**9)
+        assert end is not None
+        ends.append(end.seconds)
+    assert ends[0] == start.seconds and ends[-1] < 0.5 * start.seconds and all(s <= start.seconds for s in ends)

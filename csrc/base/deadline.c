@@ -11,7 +11,7 @@ int64_t tp_deadline_steps = 1 << 18, tp_deadline_listen_ns = 20000000;
 enum { SKIPPED = 16, QUICK_NS = 200000 };
 
 static _Thread_local int64_t at, step, counted;
-static _Thread_local int passed;
+static _Thread_local int passed, abandons;
 static _Thread_local tp_listener listener;
 static _Thread_local const _Atomic unsigned char *stop;
 
@@ -46,12 +46,26 @@ tp_deadline_now(void)
     return counted;
 }
 
-int
-tp_deadline_late(void)
+static int
+has_passed(void)
 {
     if (at != 0 && !passed)
         passed = tp_deadline_now() >= at;
-    return passed || tp_deadline_told();
+    return passed;
+}
+
+int
+tp_deadline_late(void)
+{
+    return has_passed() || tp_deadline_told();
+}
+
+int
+tp_deadline_abandon(int on)
+{
+    int before = abandons;
+    abandons = on;
+    return before;
 }
 
 tp_status
@@ -59,7 +73,8 @@ tp_deadline_check(const char *who)
 {
     if (!tp_deadline_late())
         return TP_OK;
-    TP_TRY(tp_deadline_check_told());
+    if (tp_deadline_was_interrupted())
+        return tp_deadline_check_told();
     return tp_fail(TP_ETIMEOUT, "planner %s was stopped by the time limit before it had a plan: more time would be right", who);
 }
 
@@ -90,12 +105,12 @@ listen(void)
 {
     tp_listener mine = listener;
     int64_t mine_at = at;
-    int mine_passed = passed;
+    int mine_passed = passed, mine_abandons = abandons;
     tp_error_state mine_error;
     tp_error_save(&mine_error);
     listener = (tp_listener){.heard = NULL};
     at = 0;
-    passed = 0;
+    passed = abandons = 0;
     int answer = mine.heard(mine.context);
     mine.told = answer > 0;
     mine.heard = answer < 0 ? NULL : mine.heard;
@@ -103,6 +118,7 @@ listen(void)
     listener = mine;
     at = mine_at;
     passed = mine_passed;
+    abandons = mine_abandons;
     tp_error_restore(&mine_error);
     return mine.told;
 }
@@ -110,7 +126,7 @@ listen(void)
 int
 tp_deadline_told(void)
 {
-    if (listener.heard == NULL || tp_deadline_was_told())
+    if ((abandons && has_passed()) || listener.heard == NULL || tp_deadline_was_told())
         return tp_deadline_was_told();
     if (listener.skip > 0) {
         listener.skip--;
@@ -131,13 +147,23 @@ tp_deadline_told_before(void)
 }
 
 int
-tp_deadline_was_told(void)
+tp_deadline_was_interrupted(void)
 {
     return listener.told || (stop != NULL && atomic_load_explicit(stop, memory_order_relaxed));
+}
+
+int
+tp_deadline_was_told(void)
+{
+    return (abandons && passed) || tp_deadline_was_interrupted();
 }
 
 tp_status
 tp_deadline_check_told(void)
 {
-    return tp_deadline_was_told() ? tp_fail(TP_EABORTED, "interrupted") : TP_OK;
+    if (tp_deadline_was_interrupted())
+        return tp_fail(TP_EABORTED, "interrupted");
+    if (abandons && passed)
+        return tp_fail(TP_ETIMEOUT, "the time limit stopped what had begun: more time would be right");
+    return TP_OK;
 }

@@ -50,6 +50,10 @@ tp_deadline_unlisten(const tp_listener *before);
  * NULL, takes its place. */
 void
 tp_deadline_stop_by(const _Atomic unsigned char *flag);
+/* on: work that is of no use unless it is complete (tp_deadline_told) ends at the deadline, too, with ETIMEOUT: for what need not be
+ * there in any case. Of this thread; the setting before. */
+int
+tp_deadline_abandon(int on);
 /* Has the listener told the thread to stop? For work that is of no use unless it is complete; work that is as good as time
  * allows asks tp_deadline_late. */
 int
@@ -57,9 +61,12 @@ tp_deadline_told(void);
 /* The same before a long piece of work: it looks at the clock on every call, where tp_deadline_told skips some. */
 int
 tp_deadline_told_before(void);
-/* The last answer again, without asking. tp_deadline_check_told: EABORTED where it was yes; results made since may be garbage. */
+/* The last answer again, without asking. tp_deadline_check_told: EABORTED, or ETIMEOUT, where it was yes; results made since may be
+ * garbage. tp_deadline_was_interrupted: not only by the deadline. */
 int
 tp_deadline_was_told(void);
+int
+tp_deadline_was_interrupted(void);
 TP_MUST_USE tp_status
 tp_deadline_check_told(void);
 

@@ -362,7 +362,7 @@ tp_engine_check_abort(const tp_engine *engine)
 tp_status
 tp_engine_check_told(const tp_engine *engine, tp_status status)
 {
-    if (status == TP_EABORTED && tp_deadline_was_told())
+    if (status == TP_EABORTED && tp_deadline_was_interrupted())
         TP_TRY(tp_engine_check_abort(engine));
     return status;
 }

@@ -339,6 +339,13 @@ mend(descent *d, int64_t *over)
     return TP_OK;
 }
 
+/* What is in hand is good even where there was no time to judge the next plan. */
+static tp_status
+unless_late(tp_status status)
+{
+    return status == TP_ETIMEOUT ? TP_OK : status;
+}
+
 static tp_status
 run(descent *d, tp_arena *arena, tp_move_plan *top, double *top_s, int64_t *over)
 {
@@ -352,9 +359,9 @@ run(descent *d, tp_arena *arena, tp_move_plan *top, double *top_s, int64_t *over
     d->best_s = *top_s;
     d->width = GLANCE / (instructions(d) + 1);
     d->width = d->width < 8 ? 8 : d->width;
-    TP_TRY(mend(d, over));
+    TP_TRY(unless_late(mend(d, over)));
     if (*over == 0)
-        TP_TRY(descend(d, d->q->work));
+        TP_TRY(unless_late(descend(d, d->q->work)));
     *top_s = d->best_s;
     tp_move_copy(&d->room, top, &d->room.plan);
     d->ended = *over > 0 || d->q->beside <= 0 || d->q->fixed_stages || d->q->fixed_slices || d->room.stages < 2;

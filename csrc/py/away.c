@@ -61,7 +61,7 @@ tp_py_leave_rank(tp_py_away *away, const tp_region *region)
 tp_status
 tp_py_back(tp_py_away *away, tp_status status)
 {
-    int told = tp_deadline_was_told();
+    int told = tp_deadline_was_interrupted();
     tp_deadline_unlisten(&away->before);
     PyEval_RestoreThread(away->thread);
     return told ? TP_EABORTED : status;

@@ -55,6 +55,16 @@ deadline_late(PyObject *module, PyObject *none)
     return PyBool_FromLong(tp_deadline_late());
 }
 
+PyDoc_STRVAR(abandon_doc, "deadline_abandon($module, on, /)\n--\n\nWhether calls of this thread that are of no use unless they are "
+                          "complete end at the deadline, too, with DeadlineError. The setting before.");
+static PyObject *
+deadline_abandon(PyObject *module, PyObject *value)
+{
+    (void)module;
+    int on = PyObject_IsTrue(value);
+    return on < 0 ? NULL : PyBool_FromLong(tp_deadline_abandon(on));
+}
+
 PyDoc_STRVAR(stop_by_doc, "deadline_stop_by($module, flag, /)\n--\n\nThis thread is late, and told to stop, once another sets the "
                           "byte flag[0]; None: no longer.");
 static PyObject *
@@ -85,6 +95,7 @@ tp_py_add_deadline(PyObject *module, tp_py_state *state)
         {"deadline_get", deadline_get, METH_NOARGS, get_doc},
         {"deadline_count", deadline_count, METH_O, count_doc},
         {"deadline_now", deadline_now, METH_NOARGS, now_doc},
+        {"deadline_abandon", deadline_abandon, METH_O, abandon_doc},
         {"deadline_stop_by", deadline_stop_by, METH_O, stop_by_doc},
         {"deadline_late", deadline_late, METH_NOARGS, late_doc},
         {NULL, NULL, 0, NULL},

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/engine/engine.h"
 #include "csrc/plan/judge.h"
 #include "csrc/py/device.h"
@@ -213,7 +214,7 @@ claim(PyObject *capsule)
 
 /* ---- memory -------------------------------------------------------------------------------------------------------------- */
 
-/* bytes[ranks] as the engine would size them. */
+/* bytes[ranks] as the engine would size them: soon, so a program that is there is not given up for it. */
 static tp_status
 rank_bytes(const holder *h, const tp_program *program, const tp_candidate *c, int64_t *bytes)
 {
@@ -225,6 +226,7 @@ rank_bytes(const holder *h, const tp_program *program, const tp_candidate *c, in
     for (int32_t s = 0; s < c->slices[0]; s++)
         seq_len += c->lengths[s];
     TP_TRY(tp_slicing_open(seq_len, batch, micros, c->batches, c->slices, c->lengths, &cut));
+    int abandons = tp_deadline_abandon(0);
     tp_engine_config config = h->config;
     config.program = program;
     config.slicing = cut;
@@ -242,6 +244,7 @@ rank_bytes(const holder *h, const tp_program *program, const tp_candidate *c, in
         }
         tp_engine_counts_close(&counts);
     }
+    tp_deadline_abandon(abandons);
     tp_slicing_close(cut);
     return status;
 }

@@ -17,6 +17,7 @@ from ..cost import PHASES, CostModel
 from ..links import Links, rank_of
 from ..partition import updated_of_kind
 from ..schedules import LOOPED, SLICED, ZIGZAG
+from .deadline import late
 from .judge import ORDERS
 from .request import ROUND, Request
 from .starts import kind_seconds, whole_sequences
@@ -50,6 +51,7 @@ def least_work_s(request: Request, share: int, again: Sequence[str] = ()) -> flo
     F and I of all blocks but the head: the least sum over slicings, for the best micro-batch (exact: slice_tokens with one
     stage). The head and all W: the same apart, because a micro-batch of several sequences and several slices does its head
     and its W as if it were one slice, which is one of those slicings. Forwards in halves (sliced-1f1b) are of whole sequences.
+    0 where there was no time to look at all of them.
     again: kinds of blocks that are recomputed, each slice with its F (R: tp_cost_recompute); not with forwards in halves, nor a
     given slicing, whose R is not counted.
     """
@@ -74,8 +76,10 @@ def least_work_s(request: Request, share: int, again: Sequence[str] = ()) -> flo
                                        costs.block_seconds(kind, phase, request.seq_len, 0, sizes))
                       for (i, kind), (p, phase) in itertools.product(enumerate(KINDS), enumerate(PHASES)) if weights[i, p]),
                      np.zeros(most)) / sizes
-        least += min(np.inf if again else float(halves[1:].min(initial=np.inf)),
-                     *(_least_path_s(request, weights, b) for b in range(1, most + 1)))
+        paths = [_least_path_s(request, weights, b) for b in range(1, most + 1) if not late()]
+        if len(paths) < most:
+            return 0.0
+        least += min(np.inf if again else float(halves[1:].min(initial=np.inf)), *paths)
     return float(least * (1 - 1e-12))
 
 
@@ -113,7 +117,7 @@ class Least:
 def least_of_kinds(request: Request, share: int) -> Least:
     """``Least`` for ``share`` sequences. The minimum is taken for each kind and phase alone, over slicings and micro-batch sizes:
     so sums of these bound any stage, and forwards in halves, which are forwards of smaller micro-batches. A given slicing is
-    counted as it is."""
+    counted as it is. 0 where there was no time for all of them."""
     costs = request.costs
     if request.slicing is not None:
         work = kind_seconds(request.judge(1), request.slicing)
@@ -122,9 +126,9 @@ def least_of_kinds(request: Request, share: int) -> Least:
         first = {kind: float(np.min(costs.block_seconds(kind, "F", starts[:, 1], 0, starts[:, 0]))) for kind in KINDS}
         return Least({kind: max(0.0, work[kind] - _less_in_halves_s(request, kind)) for kind in KINDS}, first)
     most = min(share, costs.known_batch)
-    if most > _GROUPS:
+    sizes = [_least_of_size(request, b) for b in range(1, most + 1) if not late()] if most <= _GROUPS else []
+    if len(sizes) < most:
         return Least(dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0))
-    sizes = [_least_of_size(request, b) for b in range(1, most + 1)]
     least = {name: min(size[name] for size in sizes) for name in sizes[0]}
     return Least({kind: share * sum(least[f"{kind}.{phase}"] for phase in PHASES) for kind in KINDS},
                  {kind: least[f"{kind}.first"] for kind in KINDS})

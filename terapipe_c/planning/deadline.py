@@ -7,7 +7,7 @@ from __future__ import annotations
 from .. import _core
 from .._core import DeadlineError
 
-__all__ = ["check_time", "late", "left_s", "limited", "share", "within", "without"]
+__all__ = ["abandoning", "check_time", "late", "left_s", "limited", "share", "within", "without"]
 
 _LONG_S = 1e9          # longer limits are cut to this: as good as none, and their nanoseconds fit 64 bits
 
@@ -42,6 +42,17 @@ class without:
 
     def __exit__(self, *exception: object) -> None:
         _core.deadline_set(self._before)
+
+
+class abandoning:
+    """Within a limit, what is of no use unless it is complete, such as building a program, ends at the limit, too: with
+    DeadlineError."""
+
+    def __enter__(self) -> None:
+        self._before = _core.deadline_abandon(_core.deadline_get() != 0)
+
+    def __exit__(self, *exception: object) -> None:
+        _core.deadline_abandon(self._before)
 
 
 def share(part: float) -> within:

@@ -19,10 +19,11 @@ from ..plan import Plan
 from ..planners.slicing_bound import plan_slicing_bound
 from ..progress import planning
 from ..schedules import CHIMERA
-from .deadline import within
+from .deadline import late, limited, within, without
 from .joint import plan_jointly
 from .partitioners import Found, plan_one
-from .request import Request, check_request
+from .request import BOTH_WAYS, Request, check_request
+from .singles import at_once
 
 __all__ = ["costs_on", "made", "plan", "tell_of_costs"]
 
@@ -34,6 +35,25 @@ def _log_both_ways(found: Found) -> list[str]:
             f"best: {human_seconds(found.candidate.seconds)} by terapipe"]
 
 
+def _plan_one_within(request: Request) -> Found:
+    """``plan_one``; within a limit of time not without a plan that is quickly built, where the planner has one such."""
+    if not limited() or request.planner not in BOTH_WAYS:
+        return plan_one(request)
+    with without():
+        if request.planner == "uniform":
+            return plan_one(request)
+        _, reserve = at_once(request)
+    if reserve is not None and late():
+        return reserve
+    try:
+        found = plan_one(request)
+    except DeadlineError:
+        if reserve is None:
+            raise
+        return reserve
+    return found if reserve is None or found.candidate.seconds <= reserve.candidate.seconds else reserve
+
+
 def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]:
     """The plan that was asked for and the search's log, within the limit of time."""
     around = _core.deadline_get()
@@ -41,7 +61,7 @@ def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]
         with within(request.time_limit_s), planning(progress if request.planner == "auto" else False) as line:
             if request.planner == "auto" and request.schedules != (CHIMERA,):
                 return plan_jointly(request, line.say)
-            found = plan_one(request)
+            found = _plan_one_within(request)
             return found, _log_both_ways(found) if request.planner == "auto" else []
     except DeadlineError as error:
         raise DeadlineError(f"{error}; time_limit_s is {request.time_limit_s:g}, and planner {request.planner} had no plan by "

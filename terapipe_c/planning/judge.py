@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, schedules
-from .._core import InfeasibleError
+from .._core import DeadlineError, InfeasibleError
 from ..backend import Backend
 from ..config import KINDS, Cluster, GPTConfig
 from ..cost import CostModel, filled
@@ -25,6 +25,7 @@ from ..guests import BPIPE, guest_bytes, guest_seconds
 from ..links import Links, of_copies, rank_of
 from ..partition import block_counts, updated_params
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
+from .deadline import abandoning, check_time
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
@@ -32,6 +33,7 @@ Cut = tuple[tuple[int, int], ...]
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, LOOPED: 4, "zb-h1": 5, "zb-h2": 6, "zb-v": 8, "dualpipe-v": 9,
           "hanayo": 10, SLICED: 11, BPIPE: 12, CHIMERA: 13, PIPEDREAM: 14}
 _KEPT = 2             # a judge keeps the programs of this many latest candidates
+_UNMADE = 1 << 62     # bytes and ticks of a candidate whose program the time limit left unmade: it fits nowhere
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 
 
@@ -48,7 +50,8 @@ NOTHING = Savings()
 
 
 class Candidate(NamedTuple):
-    """A plan with its seconds: a tuple, as a search makes tens of thousands."""
+    """A plan with its seconds: a tuple, as a search makes tens of thousands. Infinite seconds: its program was not made before the
+    time limit, so that it is no plan."""
 
     seconds: float
     schedule: str
@@ -142,6 +145,7 @@ class Judge:
         self.work = 0                                          # ticks: a clock that is the same on every machine, about 13 ns each
         self.rival_s = float("inf")                            # seconds of the plan in hand: slower ones need not be looked for
         self.in_passing = False                                # one question of many: where nothing fits it need not say what would
+        self.cut_short = False                                 # the time limit left a program unmade
         self.may_give_up = self.gave_up = False                # a search may end, or ended, once it is not likely to beat that plan
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # the memory of starts.kind_seconds
@@ -175,6 +179,7 @@ class Judge:
     def joins(self, other: Judge) -> None:
         """Take over the work, and a nearer miss, of a judge that ``afresh`` made."""
         self.work += other.work
+        self.cut_short |= other.cut_short
         if other.shortest is not None and (self.shortest is None or other.shortest[0] < self.shortest[0]):
             self.shortest = other.shortest
 
@@ -255,6 +260,14 @@ class Judge:
         self._keep(key, program)
         return program
 
+    def _lowered_in_time(self, c: Candidate) -> Program | None:
+        """``lowered``; None where there is no time for it."""
+        try:
+            return self.lowered(c)
+        except DeadlineError:
+            self.cut_short = True
+            return None
+
     def _keep(self, key: tuple[Any, ...], program: Program | None) -> None:
         self._latest.pop(key, None)
         self._latest[key] = program
@@ -262,21 +275,30 @@ class Judge:
             del self._latest[next(iter(self._latest))]
 
     def _run(self, key: tuple[Any, ...]) -> float:
-        """Seconds of the program with this key; remembers its bytes and keeps it among the latest."""
+        """Seconds of the program with this key; remembers its bytes and keeps it among the latest. Infinite, and nothing is
+        remembered: it was not made before the time limit."""
         if key in self._results.runs:
             seconds, self._peaks[key], ticks = self._results.runs[key]
             self.work += ticks
             self._keep(key, self._latest.get(key))
             return seconds
         before = self.work
-        program, seconds, peak = self._made(Candidate(0.0, *key))
+        try:
+            program, seconds, peak = self._made(Candidate(0.0, *key))
+        except DeadlineError:
+            self.cut_short = True
+            return math.inf
         self._results.runs[key] = seconds, peak, self.work - before
         self._peaks[key] = peak
         self._keep(key, program)
         return seconds
 
     def _made(self, c: Candidate) -> tuple[Program, float, list[int]]:
-        """The candidate's program, its seconds, and the bytes of each rank."""
+        """The candidate's program, its seconds, and the bytes of each rank. DeadlineError where there is no time for it."""
+        with abandoning():
+            return self._made_whole(c)
+
+    def _made_whole(self, c: Candidate) -> tuple[Program, float, list[int]]:
         if not c.savings.swap:                                 # the C judge knows no swaps
             own = None if c.savings == self.savings else saves_bytes(c.savings.recompute) or bytes(self.model.num_blocks)
             program, seconds, peak, work = _core.judge_run(self._judge, self._given(c), own)
@@ -328,11 +350,16 @@ class Judge:
         """Descend by single moves from a candidate, within ``limit`` bytes a rank, until none helps or ``budget`` ticks of ``work``
         are spent (a count, not a time: the same request gives the same plan). beside: ticks of each descent from the neighbours of
         the end. A candidate that does not fit is first changed until it does; None where that fails."""
-        if c.savings != self.savings:
+        if c.savings != self.savings or c.seconds == math.inf:
             return c if self.fits(c, limit) else None
-        bounds, slicing, seconds, peak, over, work, miss = _core.judge_descend(
-            self._judge, self._given(c), c.seconds, -1 if limit is None else min(limit, 1 << 62), unit, fixed_partition,
-            fixed_slicing, max(0, budget), beside)
+        try:
+            with abandoning():
+                bounds, slicing, seconds, peak, over, work, miss = _core.judge_descend(
+                    self._judge, self._given(c), c.seconds, -1 if limit is None else min(limit, 1 << 62), unit, fixed_partition,
+                    fixed_slicing, max(0, budget), beside)
+        except DeadlineError:
+            self.cut_short = True
+            return c if self.fits(c, limit) else None
         self.work += work - self._counted
         self._counted = work
         if miss is not None and limit == self.limit and (self.shortest is None or miss[0] < self.shortest[0]):
@@ -362,14 +389,17 @@ class Judge:
         key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
         found = self._seen.get(key)
         if found is None:
-            found = self._seen[key] = Candidate(self._run(key), *key)
+            found = Candidate(self._run(key), *key)
+            if found.seconds < math.inf:                       # else it may be made once there is more time
+                self._seen[key] = found
         return found
 
     def swapped_ahead(self, c: Candidate, best_s: float) -> list[Candidate]:
         """Where the candidate's swaps overlap with work: the same plan with other distances ahead at which swapped bytes are
         brought back, which take less or more memory. None of them where even copies in no time would not beat ``best_s``
         seconds."""
-        if c.savings.ahead is None or self._results.uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] >= best_s:
+        key = c.schedule, c.partition, c.slicing, c.savings[:2]
+        if c.savings.ahead is None or self._results.uncopied.get(key, math.inf) >= best_s:
             return []
         return [self.judge(c.schedule, c.partition, c.slicing, c.pending, c.savings._replace(ahead=ahead))
                 for ahead in (0, 1, 2, 3) if ahead != c.savings.ahead]
@@ -385,29 +415,35 @@ class Judge:
         rank and for bpipe, the one by pairs of stages (see ``cut_stages``). Empty: none is within it. ticks: [blocks] of work,
         whole numbers."""
         pairs = self.chunks == 2 or c.schedule == BPIPE
-        found = [cut_stages(self.model, c.slicing, self.lowered(c), limit, ticks, self.costs.where, c.savings.recompute,
+        program = self._lowered_in_time(c)
+        if program is None:
+            return []
+        found = [cut_stages(self.model, c.slicing, program, limit, ticks, self.costs.where, c.savings.recompute,
                             self.replicas.count, by_pairs) for by_pairs in (False, True)[:1 + pairs]]
         return [tuple(cut) for cut in found if cut is not None]
 
     def cut_least(self, c: Candidate, low: int, high: int) -> Cut | None:
         """The partition that needs least memory of any rank for the candidate's program, by bisection of the limits in (low, high];
         None: none of the limits that were tried has one."""
-        found = cut_least(self.model, c.slicing, self.lowered(c), low, high, 0.0, self.costs.where, c.savings.recompute,
+        program = self._lowered_in_time(c)
+        if program is None:
+            return None
+        found = cut_least(self.model, c.slicing, program, low, high, 0.0, self.costs.where, c.savings.recompute,
                           self.replicas.count)
         return None if found is None else tuple(found)
 
     def peak_bytes(self, c: Candidate) -> list[int]:
-        """``peak`` of the candidate's own program; remembered."""
+        """``peak`` of the candidate's own program; remembered. Of one that was not made in time more than any limit."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         if key not in self._peaks:
             self._run(key)
-        return self._peaks[key]
+        return self._peaks.get(key) or [_UNMADE] * self.ranks
 
     def ticks(self, c: Candidate) -> int:
         """Ticks that making and simulating the candidate's program takes."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
-        if key not in self._results.runs:
-            self._run(key)
+        if key not in self._results.runs and self._run(key) == math.inf:
+            return _UNMADE
         return self._results.runs[key][2]
 
     @property
@@ -422,18 +458,22 @@ class Judge:
 
     def fits(self, c: Candidate, limit: int | None) -> bool:
         """Whether every rank stays within ``limit``; remembers the nearest miss of its own limit."""
-        if limit is None:
-            return True
+        if limit is None or c.seconds == math.inf:
+            return c.seconds < math.inf
         peak = self.peak_bytes(c)
         needed = max(peak)
+        if needed >= _UNMADE:
+            return False
         if needed > limit == self.limit and (self.shortest is None or needed - limit < self.shortest[0]):
             self.shortest = needed - limit, peak.index(needed), needed
         return needed <= limit
 
     def refuse(self, nearest: Candidate | None = None) -> InfeasibleError:
         """The error that says that nothing fits, by the figures of ``nearest``, or else of the nearest miss of all that was
-        judged."""
+        judged. DeadlineError where the time limit left unmade what might fit."""
         assert self.limit is not None
+        if self.cut_short:
+            check_time(True)
         if nearest is not None:
             peak = self.peak_bytes(nearest)
             short, rank, needed = max(peak) - self.limit, peak.index(max(peak)), max(peak)

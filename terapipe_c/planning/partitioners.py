@@ -25,6 +25,7 @@ from .starts import StageCost, balanced, uniform, whole_sequences
 
 __all__ = ["Found", "plan_one"]
 
+_LOOKS = 1 / 4      # of a time limit: for a look at each number of ranks
 _TINY = 20_000      # if uniform's plan takes the judge fewer ticks than this, schedules are searched together, too
 
 JudgeOf = Callable[[int], Judge]
@@ -51,7 +52,7 @@ def _lean(judge: Judge, c: Candidate) -> Candidate:
     """Where the plan does not fit, the fastest of its leaner orders that do; ``c`` itself where none does."""
     if judge.fits(c, judge.limit):
         return c
-    ends = [_lean(judge, other) for other in judge.leaner(c)]
+    ends = [_lean(judge, other) for other in judge.leaner(c) if other.seconds < math.inf]
     return min((end for end in ends if judge.fits(end, judge.limit)), key=pace, default=c)
 
 
@@ -137,6 +138,8 @@ def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
     if len(ways) != 1 and (not ways or judge.ticks(uniform(judge, request)) < _TINY):
         ways.insert(0, request.schedules)
     for i, names in enumerate(ways):
+        if i > 0 and late():
+            break
         if best is not None:                                   # then a refusal of the others need not say what would fit
             judge.rival_s, judge.in_passing = min(given[0], best.seconds), True
         with share(2 / (len(ways) - i + 1)):
@@ -151,7 +154,8 @@ def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
 def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     judges = _judges(request, judge_of)
     compared: list[tuple[str, float]] = []
-    looks = [first_look(judge, request) if len(judges) > 1 and not late() else math.inf for judge in judges]
+    with share(_LOOKS):
+        looks = [first_look(judge, request) if len(judges) > 1 and not late() else math.inf for judge in judges]
     best: Found | None = None
     least, kinds = cache(lambda: least_work_s(request, request.share)), cache(lambda: least_of_kinds(request, request.share))
 
@@ -160,18 +164,21 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
         return max(bound_s(request, *given, least()),
                    min(stages_bound_s(request, *given, kinds(), way) for way in {n in ZIGZAG for n in request.schedules}))
 
+    looked = False
     for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
-        if compared and late():
+        if looked and late():
             break
+        looked = True
         # Only a bound may leave a number of ranks out: asked for that number alone (stages=) the planner must not be faster.
         if best is not None and bound(judge.ranks) >= best.candidate.seconds * SLIGHT:
             continue
-        compared.append((f"uniform on {counted(judge.ranks, 'rank')}", uniform(judge, request).seconds))
+        even_s = uniform(judge, request).seconds
+        compared += [(f"uniform on {counted(judge.ranks, 'rank')}", even_s)] if even_s < math.inf else []
         choice = _search_schedules(judge, request)
         if choice is not None and (best is None or choice.seconds < best.candidate.seconds * SLIGHT):
             best = Found(judge, choice)
     if best is None:
-        check_time()
+        check_time(any(judge.cut_short for judge in judges))
         refusals = [judge.refuse() for judge in judges if judge.shortest is not None]
         for judge in _left_out(request, judge_of, refusals):
             _search_schedules(judge, request)
@@ -181,7 +188,7 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     for name in () if late() else request.schedules:
         if name != found.schedule:
             other = judge.judge(name, found.partition, found.slicing, found.pending)
-            compared.append((f"{name} with these slices", other.seconds))
+            compared += [(f"{name} with these slices", other.seconds)] if other.seconds < math.inf else []
     return Found(judge, found, tuple(compared))
 
 

@@ -38,10 +38,11 @@ from .request import (
 from .side_by_side import SideBySide
 from .starts import whole_sequences
 
-__all__ = ["CHUNKS", "Hurried", "by_name", "chunk_counts", "chunks_left_out", "plan_singles", "plan_singles_within", "recomputing",
-           "single", "why_left_out"]
+__all__ = ["CHUNKS", "Hurried", "at_once", "by_name", "chunk_counts", "chunks_left_out", "plan_singles", "plan_singles_within",
+           "recomputing", "single", "why_left_out"]
 
 CHUNKS = (1, 2, 3, 4)    # numbers of chunks that are searched
+_SOON = 20_000           # cells of a program that takes about 20 ms
 _ALL = 8                 # so many numbers of chunks are all asked for by name
 
 # The order under a time limit: quick planners first, terapipe (mostly the best plan) among them; those that take long last.
@@ -171,46 +172,82 @@ class Hurried:
 
 
 def plan_singles_within(request: Request, part: float) -> Hurried:
-    """``plan_singles`` within ``part`` of the time that is left, after one plan that is made whatever the time: uniform's, or,
-    where that does not fit, DawnPiper's for this limit of memory alone. Quick planners are asked first. With n planners still to
+    """``plan_singles`` within ``part`` of the time that is left, after one plan that is made whatever the time (``at_once``).
+    Quick planners are asked first. With n planners still to
     ask each may take 2 / (n + 1) of the time that is then left; what one does not use is left to the others."""
     answers: dict[str, Found | Error] = {}
     cut: list[str] = []
     with without():
-        reserve = _at_once(request)
+        even, reserve = at_once(request)
     names = [name for name in _QUICK_FIRST if single(request, name) is not None]
     with share(part):
         for i, name in enumerate(names):
             asked = single(request, name)
             assert asked is not None
-            if late() and name != "uniform":
+            if name == "uniform" and reserve is not None and asked == even:
+                answers[name] = reserve
+                continue
+            if late():
                 cut.append(name)
                 answers[name] = DeadlineError(f"planner {name} was not asked: no time was left")
                 continue
             with share(2 / (len(names) - i + 1)):
                 answers[name] = _answer(asked)
-                if late() and name != "uniform":
+                if late():
                     cut.append(name)
                     if isinstance(answers[name], InfeasibleError):
                         answers[name] = DeadlineError(f"planner {name} found nothing that fits before it was stopped")
     return Hurried([(name, answers[name]) for name in PLANNERS[1:] if name in answers], cut, reserve)
 
 
-def _at_once(request: Request) -> Found | None:
-    even, quick = single(request, "uniform"), single(request, "dawnpiper")
-    others = (_asked(request, "uniform", (name,), request.chunks, request.ranks) for name in schedules_of(request, request.chunks))
-    for asked in [even] if even is not None else others:       # what chunks stand for by themselves may not be possible
-        found = _answer(asked) if asked is not None else None
+def at_once(request: Request) -> tuple[Request | None, Found | None]:
+    """(what uniform was asked, a plan that is quickly built, to be had whatever the time): uniform's, or, where none of these fits
+    and any planner will do, DawnPiper's for this limit of memory alone. Where the program would take long the smallest one is tried
+    first, of as few ranks and as many replicas as the request leaves open, then the next larger."""
+    even = single(request, "uniform")
+    other = (_asked(request, "uniform", (name,), request.chunks, request.ranks) for name in schedules_of(request, request.chunks))
+    judges: dict[tuple[int, int], Judge] = {}
+    for asked in _ways(request, [even] if even is not None else [one for one in other if one is not None]):
+        judge = judges[asked.ranks[0], asked.replicas] = asked.judge(asked.ranks[0])
+        found = None if judge.too_small() else _answer(asked, partial(_same, judge))
         if isinstance(found, Found):
-            return found
-    for ranks in () if quick is None or quick.partition is not None else quick.ranks:
-        assert quick is not None
-        judge = quick.judge(ranks)
-        try:
-            return Found(judge, plan_stages(judge, "dawnpiper", quick.schedules[0], whole_sequences(quick), thorough=False))
-        except InfeasibleError:
-            continue
-    return None
+            return asked, found
+    quick = single(request, "dawnpiper") if request.planner == "auto" and request.partition is None else None
+    for asked in _ways(request, [] if quick is None else [quick]):
+        for ranks in asked.ranks:
+            judge = judges.get((ranks, asked.replicas)) or asked.judge(ranks)
+            try:
+                least = None if judge.too_small() else plan_stages(judge, "dawnpiper", asked.schedules[0], whole_sequences(asked),
+                                                                   thorough=False)
+            except InfeasibleError:
+                continue
+            if least is not None:
+                return None, Found(judge, least)
+    return None, None
+
+
+def _same(judge: Judge, ranks: int) -> Judge:
+    assert judge.ranks == ranks
+    return judge
+
+
+def _ways(request: Request, ways: list[Request]) -> list[Request]:
+    """What ``at_once`` asks a planner of whole sequences, in this order: as it is, or, where its program would take long, with
+    one number of ranks and the most replicas beside it, the smallest program first."""
+    if not ways or _cells(ways[0]) <= _SOON:
+        return ways
+    devices, some = request.cluster.num_devices, [request.replicas]
+    if request.free_replicas and request.planner == "auto":
+        some = [d for d in range(1, min(devices, request.batch) + 1) if request.batch % d == 0]
+    smaller = [replace(one, ranks=(n,), replicas=max(d for d in some if n * d <= devices or d == some[0]))
+               for one in ways for n in one.ranks]
+    smaller = [one for one in smaller if not possible(one.schedules[0], one.ranks[0], len(whole_sequences(one)))]
+    return sorted(smaller, key=_cells) or ways
+
+
+def _cells(asked: Request) -> int:
+    """Micro-batches of all stages in uniform's program."""
+    return asked.ranks[0] * asked.chunks * len(whole_sequences(asked))
 
 
 def recomputing(request: Request, rival_s: Callable[[], float], beside: SideBySide) \
