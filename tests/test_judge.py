@@ -443,3 +443,19 @@ def test_a_judge_that_has_timed_other_slices_times_these_as_ever():
         assert c.seconds == pytest.approx(judge.lowered(c).makespan(judge.timing(c)), rel=1e-12)
         judge._seen.clear()
         judge._results.runs.clear()
+
+
+@pytest.mark.parametrize("name", ["zb-v", "hanayo", BPIPE])
+def test_the_work_that_is_counted_for_a_candidate_does_not_depend_on_those_before(name):
+    """Orders that take long to find are kept, and the first candidate that had one was charged for it: a search, which counts work,
+    went another way where another grid had been judged before."""
+    model = GPTConfig(n_layer=8, n_head=2, n_embd=16, vocab_size=99, block_size=64)
+    ranks, chunks = 4, 1 if name == BPIPE else 2
+    cuts = [tuple(itertools.pairwise([0, *range(1 + more, ranks * chunks + more), model.num_blocks])) for more in (0, 1)]
+    slicing = ((1, (32, 32)),) * 8
+    ticks = []
+    for order in (cuts, cuts[::-1]):
+        judge = Judge(model, CostModel.analytic(model, CLUSTER), ranks, chunks, None)
+        made = {cut: judge.ticks(judge.judge(name, cut, slicing, 0)) for cut in order}
+        ticks.append([made[cut] for cut in cuts])
+    assert ticks[0] == ticks[1]

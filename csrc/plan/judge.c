@@ -122,7 +122,8 @@ find_order(const tp_judge *judge, const tp_candidate *c, double input_s, double 
     return tp_program_build_bpipe(ranks, c->micros, c->slices, out);
 }
 
-/* An order that takes long to find, from the judge's cache; the judge owns it. */
+/* An order that takes long to find, from the judge's cache; the judge owns it. No work is counted for finding it: that of a candidate
+ * must not depend on which others were judged before. */
 static tp_status
 kept_order(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program **out)
 {
@@ -139,7 +140,6 @@ kept_order(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const 
         }
     tp_program *program = NULL;
     TP_TRY(find_order(judge, c, input_s, weight_s, &program));
-    judge->work += 20 * program->begin[program->ranks];
     tp_judge_kept *place = &judge->kept[judge->next++ % TP_JUDGE_KEPT];
     tp_program_close(place->program);
     *place = (tp_judge_kept){c->order, input_s, weight_s, program};
