@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from test_dawnpiper import check_plan
 
+from terapipe_c import InfeasibleError
 from terapipe_c.planners import dawnpiper
 
 
@@ -35,3 +36,32 @@ def test_nodes_that_huge_seconds_forbid_to_recompute_leave_the_others_theirs(nev
         assert got.optimal and got.period_s == pytest.approx(period) and got.boundaries == cuts
         assert got.recompute.tolist() == [k == cheap for k in range(len(forward))]
         check_plan(nodes, got, stages, limit, 2, "gpipe", 0.5)
+
+
+@pytest.mark.parametrize("never_bytes", [1e15, 1e18, 1e30])
+@pytest.mark.parametrize("swap_Bps", [0.0, 3.0])
+def test_nodes_that_keep_too_much_leave_the_others_their_bytes(never_bytes, swap_Bps):
+    """Sums lost the others' bytes: a plan that was 34 bytes over its limit of 133 was called optimal."""
+    nodes = {"fwd_s": [13.0, 1.0, 6.0, 10.0], "bwd_s": [17.0, 2.0, 13.0, 11.0], "recompute_s": [3.0, 17.0, 17.0, 10.0],
+             "activation_bytes": [never_bytes, 12.0, 18.0, 19.0], "param_bytes": [11.0, 6.0, 3.0, 11.0],
+             "optimizer_bytes": [4.0, 15.0, 18.0, 5.0]}
+    few = dict(nodes, activation_bytes=[1e4, 12.0, 18.0, 19.0])
+    for limit in range(105, 180):
+        found, same = (dawnpiper(each, 1, limit, 2, swap_bandwidth_Bps=swap_Bps) for each in (nodes, few))
+        assert found.optimal and found.period_s == same.period_s and max(found.peak_memory_bytes) <= limit
+    assert dawnpiper(nodes, 1, 133, 2).period_s == 103.0
+
+
+@pytest.mark.parametrize("times", [10**11, 10**12, 2 * 10**12])
+def test_a_byte_too_many_is_too_many_however_many_there_are(times):
+    """With a limit of more than 1e13 bytes some thousandths of a billionth more counted as within it."""
+    nodes = {"fwd_s": [1.0, 2.0, 3.0], "bwd_s": [1.0, 1.0, 1.0], "recompute_s": [1.0, 2.0, 4.0],
+             "activation_bytes": [3.0 * times + 1, 5.0 * times + 3, 7.0 * times], "param_bytes": [1.0 * times] * 3,
+             "optimizer_bytes": [1.0 * times] * 3}
+    fixed, enough = 9 * times, 2 * (15 * times + 4)
+    assert dawnpiper(nodes, 1, fixed + enough, 2, "gpipe").period_s == 9.0
+    for less in (1, 2, 3):
+        found = dawnpiper(nodes, 1, fixed + enough - less, 2, "gpipe")
+        assert found.period_s == 10.0 and found.peak_memory_bytes[0] <= fixed + enough - less
+    with pytest.raises(InfeasibleError):
+        dawnpiper(nodes, 1, fixed - 1, 2, "gpipe")

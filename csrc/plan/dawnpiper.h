@@ -28,7 +28,8 @@
  * stage that needed these and is not the slowest, a set within 1e-6 of W is kept. Where the work limit, or a 64th of it for one
  * stage, ends (3) the stage counts as too slow in the search, but only what was proven of it enters the bound: then optimal is
  * 0 and lower_bound_s still holds.
- * Sums are double; bytes that are whole numbers below 2^53 are compared exactly, others to about 1e-13 of the limit. */
+ * Sums are double; bytes that are whole numbers are compared exactly where all of them and the limit, times the copies, are below 2^50,
+ * others to about 1e-13 of the limit. */
 #ifndef TP_PLAN_DAWNPIPER_H
 #define TP_PLAN_DAWNPIPER_H
 

@@ -149,10 +149,35 @@ working_of(const tp_memopt *m, int i, int j)
     return fmax(row[i], row[j - (1 << level)]);
 }
 
+/* Bytes above which doubles hold no halves of a byte of what a copy may have. */
+#define MOST_WHOLE 0x1p50
+
+/* Whole numbers; *sum grows by them. */
+static int
+are_whole(const double *bytes, int count, double *sum)
+{
+    int whole = 1;
+    for (int k = 0; bytes != NULL && k < count; k++) {
+        whole &= bytes[k] == floor(bytes[k]);
+        *sum += bytes[k];
+    }
+    return whole;
+}
+
+static int
+has_whole_bytes(const tp_nodes *nodes, const tp_dawnpiper_options *options)
+{
+    double sum = options->memory_bytes, copies = tp_dawnpiper_copies(options, 0) + 1.0; /* no stage has more; of weights one more */
+    int whole = are_whole(&options->memory_bytes, 1, &sum);
+    whole &= are_whole(nodes->activation_bytes, nodes->count, &sum) & are_whole(nodes->param_bytes, nodes->count, &sum);
+    whole &= are_whole(nodes->optimizer_bytes, nodes->count, &sum) & are_whole(nodes->working_bytes, nodes->count, &sum);
+    return whole && sum * copies <= MOST_WHOLE;
+}
+
 tp_status
 tp_memopt_open(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_memopt *out)
 {
-    *out = (tp_memopt){.nodes = nodes, .options = options, .n = nodes->count};
+    *out = (tp_memopt){.nodes = nodes, .options = options, .n = nodes->count, .whole = has_whole_bytes(nodes, options)};
     size_t n = (size_t)nodes->count;
     TP_TRY(tp_arena_open(&out->arena));
     while ((1 << out->levels) < nodes->count)
@@ -204,7 +229,9 @@ tp_memopt_need(const tp_memopt *m, int x, int i, int j, double *slack)
     double fixed = tp_memopt_fixed(m, x, i, j), limit = m->options->memory_bytes;
     double copies = tp_dawnpiper_copies(m->options, x), active = m->active[j] - m->active[i];
     *slack = 1e-13 * limit / copies + 4.0 * DBL_EPSILON * m->active[m->n];
-    if (fixed > limit * (1.0 + 1e-13))
+    if (m->whole) /* a byte too many is 1 / copies more */
+        *slack = fmin(*slack, 0.5 / copies);
+    if (fixed > (m->whole ? limit : limit * (1.0 + 1e-13)))
         return INFINITY;
     double need = active + (fixed - limit) / copies;
     return !m->options->optimise && need > *slack ? INFINITY : need;

@@ -39,7 +39,7 @@ typedef struct {
     const tp_nodes *nodes;
     const tp_dawnpiper_options *options;
     tp_arena arena;
-    int n;
+    int n, whole; /* whole: bytes are whole numbers, of which sums and their quotients by copies are told apart */
     double *time_s, *active, *fixed_param, *fixed_state; /* [n + 1] sums of what comes before */
     double *working;                                     /* [levels + 1][n] largest of 2^level nodes from one on; NULL */
     int *order;                                          /* [n] nodes by recompute seconds per byte */

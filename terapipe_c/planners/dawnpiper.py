@@ -103,6 +103,13 @@ def _arrays(nodes: Nodes | Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(getattr(checked, key) for key in NEEDED + OPTIONAL)
 
 
+def _cut(arrays: tuple[Any, ...], limit: float, swap_Bps: float) -> tuple[Any, ...]:
+    """The arrays with no more activation bytes of a node than say that it cannot be kept, nor what is too much of it be swapped in
+    the time of recomputing all: beside any more sums would lose the other nodes' bytes."""
+    enough = 2.0 * limit + 1.0 + 2.0 * swap_Bps * float(sum(seconds.sum() for seconds in arrays[:3]))
+    return (*arrays[:3], np.minimum(arrays[3], enough), *arrays[4:]) if limit >= 0.0 <= swap_Bps and enough < np.inf else arrays
+
+
 def _micros(micro_batches: int | None, stages: int) -> int:
     return stages if micro_batches is None else integer(micro_batches, "micro_batches")
 
@@ -121,9 +128,11 @@ def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | Non
         raise InvalidValueError(f"link_bandwidth_Bps is {link}: more than 0 bytes a second are needed")
     flight, paper = _one_of("schedule", schedule, _FLIGHTS), _one_of("mode", mode, _MODES)
     try:
-        limit = min(number(memory_bytes, "memory_bytes"), 1e300)
+        limit, swap_Bps = min(number(memory_bytes, "memory_bytes"), 1e300), number(swap_bandwidth_Bps, "swap_bandwidth_Bps")
+        if more.get("optimise") and not more.get("binary"):
+            arrays = _cut(arrays, limit, swap_Bps)
         found = _core.plan_dawnpiper(arrays, count, limit, micros, flight, paper=bool(paper),
-                                     swap_Bps=number(swap_bandwidth_Bps, "swap_bandwidth_Bps"), link_Bps=link,
+                                     swap_Bps=swap_Bps, link_Bps=link,
                                      work_limit=work, in_flight=integers(in_flight, "in_flight", "one count a stage"),
                                      **more)  # fmt: skip
     except InfeasibleError as error:
