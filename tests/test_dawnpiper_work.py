@@ -65,3 +65,14 @@ def test_a_byte_too_many_is_too_many_however_many_there_are(times):
         assert found.period_s == 10.0 and found.peak_memory_bytes[0] <= fixed + enough - less
     with pytest.raises(InfeasibleError):
         dawnpiper(nodes, 1, fixed - 1, 2, "gpipe")
+
+
+def test_nodes_that_are_never_to_be_recomputed_leave_the_proof_of_the_others():
+    """The best plan was found and not called so: bounds were as coarse as a part of such a node's seconds."""
+    nodes = {"recompute_s": [1043.0, 1e200, 1398.0, 1e70, 1956.0, 1e200, 3e15, 1314.0, 885.0, 1842.0, 1e70, 316.0, 1e22],
+             "activation_bytes": [float(n) for n in (1444, 1852, 2488, 1761, 1430, 1224, 2570, 901, 1572, 958, 452, 937, 1494)],
+             "param_bytes": [0.0] * 13, "optimizer_bytes": [0.0] * 13, "fwd_s": [20.0] * 13, "bwd_s": [20.0] * 13}
+    found = dawnpiper(nodes, 1, 9504, 1)
+    assert found.optimal and found.gap < 1e-9 and found.period_s == 520 + 8754
+    must = dawnpiper(nodes, 1, 8000, 1)                        # one of them has to be: the least of these
+    assert must.period_s == pytest.approx(3e15, rel=1e-9) and must.recompute[6] and not must.recompute[1]

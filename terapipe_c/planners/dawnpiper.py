@@ -22,6 +22,7 @@ from .nodes import NEEDED, OPTIONAL, Nodes
 __all__ = ["DawnPiperPlan", "compute_balanced", "dawnpiper", "dawnpiper_binary", "memory_balanced", "memory_weights"]
 
 _FLIGHTS = ("1f1b", "gpipe", "pipedream")
+_APART = 2.0**20   # so many times as long as all else together: for ever
 _MODES = ("physical", "paper")
 
 
@@ -110,6 +111,19 @@ def _cut(arrays: tuple[Any, ...], limit: float, swap_Bps: float) -> tuple[Any, .
     return (*arrays[:3], np.minimum(arrays[3], enough), *arrays[4:]) if limit >= 0.0 <= swap_Bps and enough < np.inf else arrays
 
 
+def _sparing(arrays: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], float]]:
+    """Where some nodes take over a million times as long to recompute as all else together (they are not to be): the arrays with
+    less for these, which bounds are sharper beside, and a period up to which plans recompute none of them, in either; else none."""
+    order = np.sort(arrays[2])
+    with np.errstate(over="ignore"):                           # the core refuses such sums
+        most = arrays[0].sum() + arrays[1].sum() + np.concatenate([[0.0], np.cumsum(order)[:-1]])
+        apart = np.flatnonzero((order > _APART * most) & (most > 0.0))
+    if len(apart) == 0:
+        return []
+    enough_s = float(most[apart[0]])
+    return [((*arrays[:2], np.minimum(arrays[2], 4.0 * enough_s), *arrays[3:]), enough_s)]
+
+
 def _micros(micro_batches: int | None, stages: int) -> int:
     return stages if micro_batches is None else integer(micro_batches, "micro_batches")
 
@@ -129,12 +143,15 @@ def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | Non
     flight, paper = _one_of("schedule", schedule, _FLIGHTS), _one_of("mode", mode, _MODES)
     try:
         limit, swap_Bps = min(number(memory_bytes, "memory_bytes"), 1e300), number(swap_bandwidth_Bps, "swap_bandwidth_Bps")
-        if more.get("optimise") and not more.get("binary"):
+        exact = more.get("optimise") and not more.get("binary")
+        if exact:
             arrays = _cut(arrays, limit, swap_Bps)
-        found = _core.plan_dawnpiper(arrays, count, limit, micros, flight, paper=bool(paper),
-                                     swap_Bps=swap_Bps, link_Bps=link,
-                                     work_limit=work, in_flight=integers(in_flight, "in_flight", "one count a stage"),
-                                     **more)  # fmt: skip
+        held = integers(in_flight, "in_flight", "one count a stage")
+        for asked, enough_s in (*(_sparing(arrays) if exact else ()), (arrays, np.inf)):
+            found = _core.plan_dawnpiper(asked, count, limit, micros, flight, paper=bool(paper), swap_Bps=swap_Bps, link_Bps=link,
+                                         work_limit=work, in_flight=held, **more)  # fmt: skip
+            if found[6] <= enough_s:
+                break
     except InfeasibleError as error:
         names = getattr(nodes, "names", ())
         raise InfeasibleError(f"{error}{_named(str(error), names)}") from None
