@@ -56,7 +56,7 @@ def _plan_one_within(request: Request) -> Found:
 
 def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]:
     """The plan that was asked for and the search's log, within the limit of time."""
-    around = _core.deadline_get()
+    around, abandons = _core.deadline_get(), _core.deadline_abandon(False)
     try:
         with within(request.time_limit_s), planning(progress if request.planner == "auto" else False) as line:
             if request.planner == "auto" and request.schedules != (CHIMERA,):
@@ -68,6 +68,7 @@ def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]
                             "then that fits") from None
     finally:                                                   # Ctrl-C may fall between setting the limit and restoring what was
         _core.deadline_set(around)
+        _core.deadline_abandon(abandons)
 
 
 def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: CostModel | None = None, *,
@@ -138,10 +139,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             Of one replica.
         executable: True: only plans that ``launch`` runs as they are (one replica). False: any. None: True for the auto planner
             on this machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
-        time_limit_s: seconds after which planning stops with the best plan so far, plus about the time to build and judge one plan.
-            auto makes one plan at once, whatever the limit, shares the time between what it tries, and says in the log what was
+        time_limit_s: seconds after which planning stops with the best plan so far, plus about the time to build and judge one plan;
+            what is being built then is given up. auto, terapipe and uniform make one plan at once, whatever the limit, in large
+            requests the first two of as few ranks as fit. auto shares the time between what it tries, and says in the log what was
             stopped or left out (it may then be slower than a planner by name); DeadlineError where nothing that fits was found by
-            then: by a single planner, or by auto where that first plan does not fit. None, or a limit that stops nothing: work is
+            then: by a paper's planner, or where that first plan does not fit. None, or a limit that stops nothing: work is
             counted instead of time, so that the same request gives the same plan everywhere.
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
