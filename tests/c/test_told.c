@@ -298,6 +298,34 @@ tell(int k, int which)
     CHECK(told >= 3);
 }
 
+/* The same by a deadline at which what is of no use unless it is complete is given up. */
+static void
+abandon(int k, int which)
+{
+    double whole = 0.0, again = 0.0;
+    int64_t stopped = 0;
+    CHECK(calls[k].call(which, &whole) == TP_OK);
+    for (int64_t at = 1, late = 1; late; at += 1 + at / 100) {
+        double part = 0.0;
+        tp_deadline_count(1);
+        tp_deadline_set(at);
+        CHECK(tp_deadline_abandon(1) == 0);
+        tp_status status = calls[k].call(which, &part);
+        late = tp_deadline_was_told();
+        CHECK(!tp_deadline_was_interrupted() && tp_deadline_check_told() == (late ? TP_ETIMEOUT : TP_OK));
+        CHECK(tp_deadline_abandon(0) == 1 && !tp_deadline_was_told());
+        tp_deadline_set(0);
+        tp_deadline_count(0);
+        if (late && status != TP_OK && status != TP_ETIMEOUT)
+            fprintf(stderr, "%s %d, question %lld: %s\n", calls[k].name, which, (long long)at, tp_error_message());
+        CHECK(status == TP_OK || (late && status == TP_ETIMEOUT));
+        CHECK(late || part == whole);
+        stopped += late;
+    }
+    CHECK(calls[k].call(which, &again) == TP_OK && again == whole);
+    CHECK(stopped >= 3);
+}
+
 static int
 never(void *context)
 {
@@ -375,7 +403,9 @@ main(void)
     listeners_nest();
     errors_stay();
     for (size_t k = 0; k < sizeof calls / sizeof *calls; k++)
-        for (int which = 0; which < calls[k].count; which++)
+        for (int which = 0; which < calls[k].count; which++) {
             tell((int)k, which);
+            abandon((int)k, which);
+        }
     return failures != 0;
 }
