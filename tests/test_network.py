@@ -223,38 +223,110 @@ def test_who_was_not_heard_for_long_and_calls_again_is_waited_for():
         first.communicate()
 
 
-def test_who_is_stopped_before_it_has_read_all_that_was_gathered_is_waited_for():
-    """What the kernel's buffers did not take was to be read within a second."""
-    port, code = free_port(), """if True:
-        import sys
-        from terapipe_c import _core
-        rank, port = map(int, sys.argv[1:])
-        size = 8_000_000
-        region = _core.Region.create(2, bytes(4), 0, 64, False)
-        comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes(4), size, token="a", version="1", plan="x", meeting_s=30.0)
-        print("met", flush=True)
-        sys.stdin.readline()
-        print(len(comm.allgather(bytes(size))))
-        comm.close()
-    """
-    ranks = [subprocess.Popen([sys.executable, "-P", "-c", code, str(rank), str(port)], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]  # fmt: skip
-    try:
-        assert [one.stdout.readline() for one in ranks] == ["met\n"] * 2
-        first, second = ranks
-        second.stdin.write("\n")
-        second.stdin.flush()
-        time.sleep(0.3)                     # it has given what it has, and waits
-        second.send_signal(signal.SIGSTOP)
-        first.stdin.write("\n")
-        first.stdin.flush()
-        time.sleep(2.0)
-        second.send_signal(signal.SIGCONT)
-        assert [one.communicate(timeout=60) for one in ranks] == [("16000000\n", "")] * 2
-    finally:
-        for one in ranks:
+GATHERS = """
+import sys
+from terapipe_c import _core
+rank, ranks, port, size = map(int, sys.argv[1:])
+region = _core.Region.create(ranks, bytes(ranks ** 2), 0, 64, False)
+comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes(ranks ** 2), size, token="a", version="1", plan="x", meeting_s=30.0)
+print("met", flush=True)
+try:
+    while word := sys.stdin.readline().strip():
+        if word == "fail":
+            region.abort("EMEMORY", rank, "no memory for it")
+        print(len(comm.allgather(bytes(size))), flush=True)
+except _core.AbortedError as error:
+    print(error, flush=True)
+comm.close()
+"""
+
+
+class Gathering:
+    """Ranks that gather 8 MB each, whose result is more than the kernel takes for one that does not read it."""
+
+    def __init__(self, ranks):
+        words = [sys.executable, "-P", "-c", GATHERS]
+        port = str(free_port())
+        self.ranks = [subprocess.Popen([*words, str(rank), str(ranks), port, "8000000"], stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(ranks)]  # fmt: skip
+
+    def __enter__(self):
+        assert [self.says(rank) for rank in range(len(self.ranks))] == ["met"] * len(self.ranks)
+        return self
+
+    def __exit__(self, *_):
+        for one in self.ranks:
             one.kill()
             one.communicate()
+
+    def tell(self, rank, word="gather"):
+        self.ranks[rank].stdin.write(f"{word}\n")
+        self.ranks[rank].stdin.flush()
+
+    def says(self, rank):
+        return self.ranks[rank].stdout.readline().rstrip()
+
+    def stop_after_giving(self, rank):
+        """It is stopped with what the others gather before it has read any of it."""
+        self.tell(rank)
+        time.sleep(0.3)
+        self.ranks[rank].send_signal(signal.SIGSTOP)
+
+    def go_on(self, rank):
+        self.ranks[rank].send_signal(signal.SIGCONT)
+
+    def end(self):
+        return [one.communicate(timeout=60) for one in self.ranks]
+
+
+def test_who_is_stopped_before_it_has_read_all_that_was_gathered_is_waited_for():
+    """What the kernel's buffers did not take was to be read within a second; rank 0 ends meanwhile."""
+    with Gathering(2) as both:
+        both.stop_after_giving(1)
+        both.tell(0)
+        assert both.says(0) == "16000000"
+        both.ranks[0].stdin.close()         # it closes the communicator
+        both.ranks[0].stdin = None
+        time.sleep(2.0)
+        both.go_on(1)
+        assert both.says(1) == "16000000"
+        assert both.end() == [("", "")] * 2
+
+
+def test_who_is_stopped_before_it_has_read_all_that_was_gathered_keeps_nothing_from_others():
+    """Rank 0 wrote to one after the other: the rest had the result, and every other word, up to five seconds later, and then the one
+    that was stopped was said to be gone."""
+    with Gathering(4) as all:
+        all.stop_after_giving(1)
+        for rank in (3, 2, 0):
+            all.tell(rank)
+        assert [all.says(rank) for rank in (2, 3, 0)] == ["32000000"] * 3      # while rank 1 is stopped
+        time.sleep(6.0)
+        all.go_on(1)
+        assert all.says(1) == "32000000"
+        for rank in range(4):
+            all.tell(rank)
+        assert [all.says(rank) for rank in range(4)] == ["32000000"] * 4
+        assert all.end() == [("", "")] * 4
+
+
+def test_the_first_failure_comes_to_all_while_one_is_stopped():
+    with Gathering(4) as all:
+        all.stop_after_giving(1)
+        for rank in (3, 2, 0):
+            all.tell(rank)
+        assert [all.says(rank) for rank in (2, 3, 0)] == ["32000000"] * 3
+        all.tell(3)
+        all.tell(2, "fail")
+        words = "was ended because rank 2 failed first: no memory for it"
+        assert [all.says(rank) for rank in (2, 3)] == [f"rank {rank} {words}" for rank in (2, 3)]
+        all.tell(0)
+        assert all.says(0) == f"rank 0 {words}"
+        all.go_on(1)
+        assert all.says(1) == "32000000"
+        all.tell(1)
+        assert all.says(1) == f"rank 1 {words}"
+        assert all.end() == [("", "")] * 4
 
 
 def test_who_has_no_descriptor_for_a_rank_says_so():

@@ -1,18 +1,15 @@
 /* One thread a rank sleeps on its control connections: a rank has one, rank 0 one to each. It looks up every TICK_NS for an
- * abort of this very process and for progress to tell, and otherwise wakes for what comes. Frames are whole or not there:
- * a frame that cannot be written within WRITE_NS, a long one within LONG_NS, means that its reader is lost. */
+ * abort of this very process and for progress to tell, and otherwise wakes for what comes, and for what can go. Nobody waits for a
+ * reader: one that is stopped would hold up the words to all others. */
 #include "csrc/comm/control.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,19 +17,17 @@
 #include "csrc/comm/parting.h"
 #include "csrc/comm/region.h"
 #include "csrc/comm/socket.h"
+#include "csrc/comm/unsent.h"
 
 #define TICK_NS  50000000ll
 #define TABLE_TICKS 4             /* between two looks at everybody's progress */
 #define STILL_TABLES 2            /* after so many looks it is told again though it is as it was: rank 0 is there */
 #define SILENT_NS 1000000000ll    /* so it is heard more often than that */
 #define PACE_RANKS 64             /* with each so many more words are as much rarer: rank 0 hears all, and tells all */
-#define WRITE_NS 1000000000ll
-#define LONG_NS  5000000000ll     /* more than buffers take has to be read, by one who may have been stopped meanwhile */
 #define LINGER_NS 1000000000ll    /* at the end, for the others' goodbye */
+#define LONG_NS  5000000000ll     /* the same where one has still to read, who may have been stopped meanwhile */
 #define WORD_MS  1000             /* for the word on why a connection closed */
 #define KILLED_NS 200000000l      /* for a launcher that ends all ranks, one by one, when any has died */
-
-#define is_long(kind) ((kind) == TP_FRAME_GATHER || (kind) == TP_FRAME_RESULT)
 
 typedef struct {
     uint64_t step, instruction, rounds, awaited; /* the last two: as of tp_region_rank */
@@ -44,6 +39,7 @@ typedef struct {
     int gathered; /* rank 0: has contributed to the gather under way */
     size_t got;
     unsigned char *in; /* [capacity] */
+    tp_unsent unsent;
 } line;
 
 struct tp_control {
@@ -56,8 +52,8 @@ struct tp_control {
     int lines;
     line *line;
     int64_t silent_ns;
-    size_t max_bytes, slot_bytes, capacity; /* of a contribution; with its size; of a frame's payload */
-    unsigned char *slots, *result, *out;    /* [ranks][slot_bytes]; the same; a frame to send */
+    size_t max_bytes, slot_bytes, capacity; /* of a contribution; with its size; of the payload of a frame that comes */
+    unsigned char *slots, *result;          /* [ranks][slot_bytes] each */
     int gathered;                           /* rank 0: contributions of the gather under way */
     uint64_t entered, complete, result_slot;
     int pace, still; /* of PACE_RANKS; looks since everybody's progress was told */
@@ -66,64 +62,65 @@ struct tp_control {
 
 /* ---- sending (with the lock held) ---------------------------------------------------------------------------------- */
 
-/* End the run on account of a rank heard no more: its connection closed (error 0), which is `closed` in words, or failed. */
-static void
-mourn(const tp_control *c, int rank, int error, const char *closed)
-{
-    char doing[TP_DOING_TEXT], text[512];
-    tp_region_doing(c->region, rank, doing);
-    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN)
-        snprintf(text, sizeof text, "rank %d does not answer rank %d any more (%s: is its machine, or the network to it, gone?) %s",
-                 rank, c->comm->rank, strerror(error), doing);
-    else
-        snprintf(text, sizeof text, "rank %d %s %s", rank, closed, doing);
-    tp_region_abort(c->region, TP_ECONNECTION, rank, text);
-}
-
 static void
 drop_line(tp_control *c, line *l, int error)
 {
     if (l->fd < 0)
         return;
     l->fd = -1;
+    l->unsent.count = 0;
     if (l->left || c->closing)
         return;
     if (c->comm->rank != 0 && c->comm->ranks > 2 && error != ETIMEDOUT && !tp_region_is_aborted(c->region))
         nanosleep(&(struct timespec){.tv_nsec = KILLED_NS}, NULL); /* rank 0 may not be the first to end, and told of who was */
-    mourn(c, l->rank, error, "ended without a word (its connection closed)");
+    tp_comm_mourn(c->comm, c->region, l->rank, error, "ended without a word (its connection closed)");
 }
 
 static void
+wake(int event)
+{
+    uint64_t one = 1;
+    if (write(event, &one, sizeof one) < 0) { /* it is up already, or its reader wakes at its next tick */
+    }
+}
+
+/* Of a gathering the payload stays as it is: in `slots` and `result`, until all have read the result. */
+static void
 post(tp_control *c, line *l, tp_frame head, const void *payload)
+{
+    int lasts = head.kind == TP_FRAME_GATHER || head.kind == TP_FRAME_RESULT;
+    if (l->fd >= 0 && tp_unsent_put(&l->unsent, l->fd, &head, payload, lasts) < 0)
+        drop_line(c, l, errno);
+    if (l->unsent.count > 0)
+        wake(c->stir); /* so that the thread looks for when it can go */
+}
+
+/* What has waited; behind the last word of all, the end. */
+static void
+flush_line(tp_control *c, line *l)
 {
     if (l->fd < 0)
         return;
-    memcpy(c->out, &head, sizeof head);
-    if (head.bytes > 0)
-        memcpy(c->out + sizeof head, payload, head.bytes);
-    if (tp_socket_write(l->fd, c->out, sizeof head + head.bytes, tp_clock_ns() + (is_long(head.kind) ? LONG_NS : WRITE_NS)) < 0)
+    if (tp_unsent_flush(&l->unsent, l->fd) < 0)
         drop_line(c, l, errno);
+    else if (c->closing && l->unsent.count == 0)
+        shutdown(l->fd, SHUT_WR);
 }
 
 /* Only where it cannot wait: what comes later says it better. 0: it is to be said again. */
 static int
 post_if_idle(tp_control *c, line *l, tp_frame head, const void *payload)
 {
-    int unsent = 1;
-    if (l->fd < 0 || l->left)
-        return 1;
-    if (ioctl(l->fd, SIOCOUTQ, &unsent) != 0 || unsent != 0)
-        return 0;
-    post(c, l, head, payload);
-    return 1;
+    int idle = l->fd < 0 || l->left || tp_unsent_is_idle(&l->unsent, l->fd);
+    if (idle && !l->left)
+        post(c, l, head, payload);
+    return idle;
 }
 
 static void
 wake_main(tp_control *c)
 {
-    uint64_t one = 1;
-    if (write(c->alarm, &one, sizeof one) < 0) { /* it is up already */
-    }
+    wake(c->alarm);
     pthread_cond_broadcast(&c->changed);
 }
 
@@ -190,13 +187,15 @@ complete_round(tp_control *c)
     pthread_cond_broadcast(&c->changed);
 }
 
-static void
+/* Where it is. */
+static const unsigned char *
 put_slot(tp_control *c, int rank, const void *data, uint64_t bytes)
 {
     unsigned char *slot = c->slots + (size_t)rank * c->slot_bytes;
     memcpy(slot, &bytes, sizeof bytes);
     if (bytes > 0)
         memcpy(slot + sizeof bytes, data, bytes);
+    return slot + sizeof bytes;
 }
 
 static void
@@ -213,10 +212,10 @@ finish_gather(tp_control *c)
         memcpy(c->result + (size_t)rank * stride, c->slots + (size_t)rank * c->slot_bytes, stride);
     c->result_slot = stride;
     c->gathered = 0;
-    for (int i = 0; i < c->lines; i++)
+    for (int i = 0; i < c->lines; i++) {
         c->line[i].gathered = 0;
-    for (int i = 0; i < c->lines; i++)
         post(c, &c->line[i], (tp_frame){TP_FRAME_RESULT, (uint64_t)ranks * stride, stride, 0}, c->result);
+    }
     complete_round(c);
 }
 
@@ -286,7 +285,7 @@ hear(tp_control *c, line *l, const tp_frame *head, const unsigned char *payload)
 {
     switch (head->kind) {
     case TP_FRAME_GATHER:
-        put_slot(c, l->rank, payload, head->bytes);
+        (void)put_slot(c, l->rank, payload, head->bytes);
         l->gathered = 1;
         ++*rounds_of(c, l->rank);
         if (++c->gathered == c->comm->ranks)
@@ -302,6 +301,7 @@ hear(tp_control *c, line *l, const tp_frame *head, const unsigned char *payload)
     case TP_FRAME_ABORT: hear_abort(c, head, payload); return;
     default:
         l->left = 1;
+        l->unsent.count = 0; /* it waits for nothing more */
         atomic_store_explicit(&c->region->unheard_ns, 0, memory_order_relaxed);
         shutdown(l->fd, SHUT_WR);
     }
@@ -367,18 +367,28 @@ all_ended(const tp_control *c)
     return 1;
 }
 
+/* At the end. Who has not yet read what was gathered is to have it, and the words behind it. */
+static int64_t
+patience(const tp_control *c)
+{
+    for (int i = 0; i < c->lines; i++)
+        if (c->line[i].unsent.count > 0)
+            return LONG_NS;
+    return LINGER_NS;
+}
+
 static void *
 listen_on(void *argument)
 {
     tp_control *c = argument;
     struct pollfd *fds = calloc((size_t)c->lines + 1, sizeof *fds);
-    int64_t last = 0, looked = tp_clock_ns(), until = INT64_MAX;
+    int64_t last = 0, looked = tp_clock_ns(), closing = INT64_MAX;
     int over = fds == NULL;
     pthread_mutex_lock(&c->lock);
     for (int ticks = 0; !over;) {
         fds[0] = (struct pollfd){.fd = c->stir, .events = POLLIN};
         for (int i = 0; i < c->lines; i++)
-            fds[i + 1] = (struct pollfd){.fd = c->line[i].fd, .events = POLLIN};
+            fds[i + 1] = (struct pollfd){c->line[i].fd, c->line[i].unsent.count > 0 ? POLLIN | POLLOUT : POLLIN, 0};
         pthread_mutex_unlock(&c->lock);
         poll(fds, (nfds_t)c->lines + 1, (int)(TICK_NS / 1000000));
         pthread_mutex_lock(&c->lock);
@@ -386,8 +396,10 @@ listen_on(void *argument)
         }
         count_silence(c, &looked);
         for (int i = 0; i < c->lines; i++)
-            if (fds[i + 1].revents)
+            if (fds[i + 1].revents) {
                 read_line(c, &c->line[i]);
+                flush_line(c, &c->line[i]);
+            }
         miss_nobody(c);
         tell_abort(c);
         if (tp_clock_ns() - last >= TICK_NS && !c->closing) {
@@ -396,9 +408,9 @@ listen_on(void *argument)
             if (ticks % TABLE_TICKS == 0)
                 drop_silent(c);
         }
-        if (c->closing && until == INT64_MAX)
-            until = tp_clock_ns() + LINGER_NS;
-        over = c->closing && (all_ended(c) || tp_clock_ns() > until);
+        if (c->closing && closing == INT64_MAX)
+            closing = tp_clock_ns();
+        over = c->closing && (all_ended(c) || tp_clock_ns() - closing > patience(c));
     }
     pthread_mutex_unlock(&c->lock);
     free(fds);
@@ -410,21 +422,22 @@ listen_on(void *argument)
 static tp_status
 take_memory(tp_control *c, int ranks, const int *fds)
 {
-    size_t all = (size_t)ranks * c->slot_bytes, table = (size_t)ranks * sizeof(progress);
-    c->capacity = all > table ? all : table;
-    c->capacity = c->capacity > 512 ? c->capacity : 512;
+    size_t all = (size_t)ranks * c->slot_bytes, table = (size_t)ranks * sizeof(progress), words = table + 1024;
+    size_t largest = c->comm->rank == 0 ? c->slot_bytes : all;
+    c->capacity = largest > words ? largest : words;
     c->line = calloc((size_t)ranks, sizeof *c->line);
     c->slots = calloc(1, all);
     c->result = calloc(1, all);
-    c->out = calloc(1, sizeof(tp_frame) + c->capacity);
     c->seen = calloc(1, table);
     c->sent = calloc(1, table);
-    int missing = c->line == NULL || c->slots == NULL || c->result == NULL || c->out == NULL || c->seen == NULL || c->sent == NULL;
+    int missing = c->line == NULL || c->slots == NULL || c->result == NULL || c->seen == NULL || c->sent == NULL;
     for (int rank = 0; !missing && rank < ranks; rank++) {
         if (fds[rank] < 0)
             continue;
-        c->line[c->lines] = (line){.fd = fds[rank], .rank = rank, .in = malloc(sizeof(tp_frame) + c->capacity)};
-        missing = c->line[c->lines++].in == NULL;
+        line *l = &c->line[c->lines++];
+        *l = (line){.fd = fds[rank], .rank = rank, .in = malloc(sizeof(tp_frame) + c->capacity)};
+        l->unsent.words = malloc(l->unsent.room = words);
+        missing = l->in == NULL || l->unsent.words == NULL;
     }
     return missing ? tp_fail(TP_EMEMORY, "no memory for a communicator of %d ranks", ranks) : TP_OK;
 }
@@ -432,12 +445,13 @@ take_memory(tp_control *c, int ranks, const int *fds)
 static void
 give_memory(tp_control *c)
 {
-    for (int i = 0; i < c->lines; i++)
+    for (int i = 0; i < c->lines; i++) {
         free(c->line[i].in);
+        free(c->line[i].unsent.words);
+    }
     free(c->line);
     free(c->slots);
     free(c->result);
-    free(c->out);
     free(c->seen);
     free(c->sent);
     if (c->alarm >= 0)
@@ -447,18 +461,6 @@ give_memory(tp_control *c)
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->changed);
     free(c);
-}
-
-/* Signals are for the program's own threads. */
-static tp_status
-start_thread(tp_control *c)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&c->thread, NULL, listen_on, c);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return failure == 0 ? TP_OK : tp_fail(TP_ERUNTIME, "the communicator's thread could not be started: %s", strerror(failure));
 }
 
 tp_status
@@ -484,7 +486,7 @@ tp_control_open(const tp_comm *comm, const int *fds, size_t max_gather_bytes, in
     if (status == TP_OK && (c->alarm < 0 || c->stir < 0))
         status = tp_fail(TP_EIO, "eventfd: %s", strerror(errno));
     if (status == TP_OK)
-        status = start_thread(c);
+        status = tp_comm_start_thread(&c->thread, listen_on, c);
     if (status != TP_OK) {
         give_memory(c);
         return status;
@@ -533,15 +535,20 @@ tp_control_gather(tp_control *c, const void *mine, size_t bytes, void *all)
                        c->max_bytes);
     TP_TRY(tp_comm_check_abort(c->comm, c->region));
     pthread_mutex_lock(&c->lock);
+    if (c->entered > c->complete) {
+        pthread_mutex_unlock(&c->lock);
+        return tp_fail(TP_EVALUE, "rank %d gathers again where its last all-gather has failed: a new communicator would be right",
+                       c->comm->rank);
+    }
     uint64_t round = c->entered++;
     *rounds_of(c, c->comm->rank) = c->entered;
     if (c->comm->rank != 0) {
         if (c->line[0].left)
             tp_region_abort(c->region, TP_ECONNECTION, 0, "rank 0 has left while others wait for it");
         else
-            post(c, &c->line[0], (tp_frame){TP_FRAME_GATHER, bytes, round, 0}, mine);
+            post(c, &c->line[0], (tp_frame){TP_FRAME_GATHER, bytes, round, 0}, put_slot(c, c->comm->rank, mine, bytes));
     } else {
-        put_slot(c, 0, mine, bytes);
+        (void)put_slot(c, 0, mine, bytes);
         if (++c->gathered == c->comm->ranks)
             finish_gather(c);
         miss_nobody(c);
@@ -569,7 +576,7 @@ tp_control_lost(tp_control *c, int rank, int error)
     }
     char closed[64];
     snprintf(closed, sizeof closed, "closed its connection to rank %d without a word", c->comm->rank);
-    mourn(c, rank, error, closed);
+    tp_comm_mourn(c->comm, c->region, rank, error, closed);
     return tp_comm_check_abort(c->comm, c->region);
 }
 
@@ -578,19 +585,16 @@ tp_control_close(tp_control *c)
 {
     if (c == NULL)
         return;
-    uint64_t one = 1;
     pthread_mutex_lock(&c->lock);
     tell_abort(c);
     c->closing = 1;
     for (int i = 0; i < c->lines; i++) {
         if (!c->line[i].left)
             post(c, &c->line[i], (tp_frame){TP_FRAME_BYE, 0, 0, 0}, NULL);
-        if (c->line[i].fd >= 0)
-            shutdown(c->line[i].fd, SHUT_WR);
+        flush_line(c, &c->line[i]);
     }
     pthread_mutex_unlock(&c->lock);
-    if (write(c->stir, &one, sizeof one) < 0) { /* it wakes at its next tick */
-    }
+    wake(c->stir);
     pthread_join(c->thread, NULL);
     give_memory(c);
 }

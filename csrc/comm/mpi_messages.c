@@ -9,7 +9,6 @@
 #include "csrc/comm/mpi.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -226,19 +225,6 @@ help(void *argument)
             nanosleep(&(struct timespec){0, nap}, NULL);
     }
     return NULL;
-}
-
-/* Signals are for the program's own threads. */
-static tp_status
-start_thread(mpi_comm *c)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&c->thread, NULL, help, c);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    c->helped = failure == 0;
-    return failure == 0 ? TP_OK : tp_fail(TP_ERUNTIME, "the communicator's thread could not be started: %s", strerror(failure));
 }
 
 /* ---- receives --------------------------------------------------------------------------------------------- */
@@ -555,7 +541,8 @@ mpi_open(tp_comm *control, tp_region *region, size_t outbox_bytes, tp_comm **out
     pthread_mutex_init(&c->lock, NULL);
     tp_status status = open_wire(c);
     if (status == TP_OK)
-        status = start_thread(c);
+        status = tp_comm_start_thread(&c->thread, help, c);
+    c->helped = status == TP_OK;
     if (status != TP_OK) { /* of this rank alone, it may be: the others do not gather with it */
         c->open = 0;
         untaken = 1;

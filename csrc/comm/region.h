@@ -4,6 +4,7 @@
 
 #include "csrc/comm/comm.h"
 
+#include <pthread.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 
@@ -142,5 +143,11 @@ tp_comm_say_who_holds_up(const tp_comm *comm, const tp_region *region, int peer,
 /* ETIMEOUT: of a message from (inward) or to the peer; peer -1: of an all-gather. */
 tp_status
 tp_comm_too_late(const tp_comm *comm, tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes);
+/* End the run on account of a rank heard no more: its connection closed (error 0), which is `closed` in words, or failed. */
+void
+tp_comm_mourn(const tp_comm *comm, tp_region *region, int rank, int error, const char *closed);
+/* A thread of a communicator's: signals are for the program's own. ERUNTIME. */
+TP_MUST_USE tp_status
+tp_comm_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
 #endif

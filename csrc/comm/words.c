@@ -1,6 +1,8 @@
 /* What all communicators check, and the words of their errors: one place, so that they say the same (region.h). */
 #include "csrc/comm/region.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -197,4 +199,28 @@ tp_comm_too_late(const tp_comm *comm, tp_region *region, int peer, int inward, u
     tp_tag_print(tag, what);
     return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s %s rank %d (%s, %zu of %zu bytes moved)%s", comm->rank, waited,
                    inward ? "for a message from" : "to send a message to", peer, what, moved, bytes, holds_up);
+}
+
+void
+tp_comm_mourn(const tp_comm *comm, tp_region *region, int rank, int error, const char *closed)
+{
+    char doing[TP_DOING_TEXT], text[512];
+    tp_region_doing(region, rank, doing);
+    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN)
+        snprintf(text, sizeof text, "rank %d does not answer rank %d any more (%s: is its machine, or the network to it, gone?) %s",
+                 rank, comm->rank, strerror(error), doing);
+    else
+        snprintf(text, sizeof text, "rank %d %s %s", rank, closed, doing);
+    tp_region_abort(region, TP_ECONNECTION, rank, text);
+}
+
+tp_status
+tp_comm_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = pthread_create(thread, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failure == 0 ? TP_OK : tp_fail(TP_ERUNTIME, "the communicator's thread could not be started: %s", strerror(failure));
 }
