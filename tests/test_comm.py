@@ -14,8 +14,11 @@ import mpi_module
 import numpy as np
 import pytest
 from ports import free_port
+from test_engine import partition_of, problem, region_for
 
+import terapipe_c as tp
 from terapipe_c import _core
+from terapipe_c.engine import RankEngine
 
 HERE = Path(__file__).resolve().parent
 
@@ -281,6 +284,35 @@ def test_a_communicator_serves_one_thread_at_a_time():
     other.barrier()
     thread.join()
     assert "another thread" in refused
+
+
+@pytest.mark.parametrize("attempt", ["run", "evaluate"])
+def test_who_closes_the_communicator_of_a_step_in_another_thread_is_refused(attempt):
+    """It was freed, and the step went on in its memory."""
+    model, params, tokens = problem(1, 8)
+    partition, slicing = partition_of(model, [3]), [(1, [8])]
+    program = tp.schedules.gpipe(2, 1, [1]).split().lower(True)
+    comm = _core.Comm(region_for(model, partition, slicing, program), 0, 2.0)
+    engine = RankEngine(model, partition, slicing, program, 0, comm)
+    engine.load(params)
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(pytest.raises(_core.DeadlineError, getattr(engine, attempt), tokens)))
+    thread.start()
+    refused = None
+    while thread.is_alive() and refused is None:
+        time.sleep(0.01)
+        try:
+            comm.allgather(bytes(1 << 20))      # refused for its size, were it for nothing else
+        except RuntimeError as error:
+            refused = str(error)
+        except _core.InvalidValueError:
+            pass
+    with pytest.raises(RuntimeError, match="in use by another thread"):
+        comm.close()
+    thread.join()
+    assert "another thread" in refused and errors
+    comm.close()
+    comm.close()
 
 
 def test_a_later_communicator_goes_on_where_the_earlier_ended():

@@ -96,22 +96,33 @@ open_one(const comm_object *self)
     return self->comm;
 }
 
+static void
+mark(comm_object *self, int busy)
+{
+    for (; self != NULL; self = (comm_object *)self->beneath)
+        self->busy = busy;
+}
+
+/* It, and what it stands on, for this thread alone; nobody closes either meanwhile. */
 static int
 enter(comm_object *self)
 {
-    if (self->busy) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "this communicator is in use by another thread: one thread at a time would be right");
+    for (comm_object *one = self; one != NULL; one = (comm_object *)one->beneath)
+        if (one->busy) {
+            PyErr_SetString(PyExc_RuntimeError,
+                            "this communicator is in use by another thread: one thread at a time would be right");
+            return -1;
+        }
+    if (open_one(self) == NULL)
         return -1;
-    }
-    self->busy = open_one(self) != NULL;
-    return self->busy ? 0 : -1;
+    mark(self, 1);
+    return 0;
 }
 
 static PyObject *
 leave(comm_object *self, tp_status status)
 {
-    self->busy = 0;
+    mark(self, 0);
     if (status != TP_OK)
         return tp_py_raise(tp_py_state_of((PyObject *)self), status);
     Py_RETURN_NONE;
@@ -272,7 +283,9 @@ comm_close(PyObject *object, PyObject *unused)
 {
     (void)unused;
     comm_object *self = (comm_object *)object;
-    if (self->comm != NULL && enter(self) < 0)
+    if (self->comm == NULL) /* or another thread is about to have closed it */
+        Py_RETURN_NONE;
+    if (enter(self) < 0)
         return NULL;
     close_comm(self);
     return leave(self, TP_OK);
@@ -339,12 +352,18 @@ tp_py_comm_of(PyObject *object)
 }
 
 int
-tp_py_comm_check(PyObject *object)
+tp_py_comm_hold(PyObject *object)
 {
-    for (; object != NULL; object = ((comm_object *)object)->beneath)
-        if (tp_py_comm_of(object) == NULL)
+    for (PyObject *one = object; one != NULL; one = ((comm_object *)one)->beneath)
+        if (tp_py_comm_of(one) == NULL)
             return -1;
-    return 0;
+    return enter((comm_object *)object);
+}
+
+void
+tp_py_comm_let_go(PyObject *object)
+{
+    mark((comm_object *)object, 0);
 }
 
 tp_region *

@@ -8,9 +8,12 @@
 /* The communicator in a _core.Comm, which the caller keeps alive; NULL with TypeError if it is something else. */
 tp_comm *
 tp_py_comm_of(PyObject *object);
-/* 0 if it and all that it stands on are open; -1 with InvalidValueError. */
+/* From now on it, and all that it stands on, is this caller's alone, and no other thread can close it: 0; -1 with InvalidValueError
+ * (closed) or RuntimeError (in use by another thread). */
 int
-tp_py_comm_check(PyObject *object);
+tp_py_comm_hold(PyObject *object);
+void
+tp_py_comm_let_go(PyObject *object);
 /* The region in a _core.Region, or in the one a _core.Comm stands on; NULL with TypeError. */
 tp_region *
 tp_py_region_of(PyObject *object);

@@ -188,13 +188,24 @@ engine_claim(engine_object *self)
     return 0;
 }
 
-/* For what talks with other ranks: the engine knows its communicator by a pointer, which closing it has freed. */
+/* For what talks with other ranks: the engine knows its communicator by a pointer, which closing it frees, as another thread may. */
 static int
 engine_claim_ranks(engine_object *self)
 {
-    if (self->comm != Py_None && tp_py_comm_check(self->comm) < 0)
+    if (engine_claim(self) < 0)
         return -1;
-    return engine_claim(self);
+    if (self->comm == Py_None || tp_py_comm_hold(self->comm) == 0)
+        return 0;
+    self->busy = 0;
+    return -1;
+}
+
+static void
+engine_leave_ranks(engine_object *self)
+{
+    self->busy = 0;
+    if (self->comm != Py_None)
+        tp_py_comm_let_go(self->comm);
 }
 
 /* tokens: int32 [batch, seq_len + 1]; None only for an emulated engine. */
@@ -239,7 +250,7 @@ engine_step(PyObject *object, PyObject *args, PyObject *kwargs)
     tp_py_away away;
     tp_py_leave_rank(&away, self->region);
     tp_status status = tp_py_back(&away, tp_engine_step(self->engine, view.buf, &options, &result));
-    self->busy = 0;
+    engine_leave_ranks(self);
     PyBuffer_Release(&view);
     if (status != TP_OK)
         return tp_py_raise(tp_py_state_of(object), status);
@@ -264,7 +275,7 @@ engine_evaluate(PyObject *object, PyObject *tokens)
     }
     tp_py_leave_rank(&away, self->region);
     tp_status status = tp_py_back(&away, tp_engine_evaluate(self->engine, view.buf, &loss));
-    self->busy = 0;
+    engine_leave_ranks(self);
     PyBuffer_Release(&view);
     return status == TP_OK ? PyFloat_FromDouble(loss) : tp_py_raise(tp_py_state_of(object), status);
 }
