@@ -247,8 +247,9 @@ class Gathering:
     def __init__(self, ranks):
         words = [sys.executable, "-P", "-c", GATHERS]
         port = str(free_port())
-        self.ranks = [subprocess.Popen([*words, str(rank), str(ranks), port, "8000000"], stdin=subprocess.PIPE,
-                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(ranks)]  # fmt: skip
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.ranks = [subprocess.Popen([*words, str(rank), str(ranks), port, "8000000"], text=True, **pipes)
+                      for rank in range(ranks)]  # fmt: skip
 
     def __enter__(self):
         assert [self.says(rank) for rank in range(len(self.ranks))] == ["met"] * len(self.ranks)
@@ -294,8 +295,8 @@ def test_who_is_stopped_before_it_has_read_all_that_was_gathered_is_waited_for()
 
 
 def test_who_is_stopped_before_it_has_read_all_that_was_gathered_keeps_nothing_from_others():
-    """Rank 0 wrote to one after the other: the rest had the result, and every other word, up to five seconds later, and then the one
-    that was stopped was said to be gone."""
+    """Rank 0 wrote to one after the other: the rest had the result, and every other word, up to five seconds later, and then the
+    one that was stopped was said to be gone."""
     with Gathering(4) as all:
         all.stop_after_giving(1)
         for rank in (3, 2, 0):
@@ -327,6 +328,70 @@ def test_the_first_failure_comes_to_all_while_one_is_stopped():
         all.tell(1)
         assert all.says(1) == f"rank 1 {words}"
         assert all.end() == [("", "")] * 4
+
+
+FORKS = """
+import os, signal, sys
+from terapipe_c import _core
+
+what, rank, port = sys.argv[1], *map(int, sys.argv[2:])
+region = _core.Region.create(3, bytes(9), 0, 64, False)
+comm = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 0, 0, 0, 0, 1, 0, 1, 0]), 64, timeout_s=60.0)
+comm.barrier()
+if rank == 2:
+    told, tell = os.pipe()
+    if not os.fork():
+        if what == "killed":        # a worker of some data loader: it waits for its parent, which is no more
+            os.close(tell)
+            os.read(told, 1)
+            signal.pause()
+        for call in (lambda: comm.send(1, 0, b""), comm.barrier):
+            try:
+                call()
+            except _core.InvalidValueError as error:
+                print(str(error).replace(str(os.getppid()), "A").replace(str(os.getpid()), "B"))
+        comm.close()
+        sys.exit(0)                 # as a Python that was forked may end, with all that it has inherited
+    if what == "killed":
+        print(os.getpid(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.wait()
+    comm.send(1, 1, b"well")
+try:
+    if rank == 1:
+        comm.recv(2, 1, into := bytearray(4))
+    comm.barrier()
+    comm.close()
+    print("good", flush=True)
+except _core.AbortedError as error:
+    print(error, flush=True)
+"""
+
+
+def forking(what):
+    port = str(free_port())
+    return [subprocess.Popen([sys.executable, "-P", "-c", FORKS, what, str(rank), port], stdout=subprocess.PIPE, text=True,
+                             start_new_session=True) for rank in range(3)]  # fmt: skip
+
+
+def test_a_rank_that_is_killed_is_missed_though_a_fork_of_it_lives():
+    """The fork had its connections, too: nobody knew before the time limit."""
+    ranks = forking("killed")
+    try:
+        words = "failed first: rank 2 ended without a word (its connection closed) before its first instruction\n"
+        for rank in range(2):
+            assert ranks[rank].communicate(timeout=30)[0] == f"rank {rank} was ended because rank 2 {words}"
+    finally:
+        os.killpg(ranks[2].pid, signal.SIGKILL)
+        ranks[2].communicate()
+
+
+def test_a_fork_that_ends_says_no_goodbye_for_the_rank():
+    """It closed the communicator that it had inherited, and the others heard that the rank had left."""
+    ranks = forking("ends")
+    said = [one.communicate(timeout=60)[0] for one in ranks]
+    refused = "the communicator is of process A and this is a fork of it, B: one of its own would be right\n"
+    assert said == ["good\n", "good\n", 2 * refused + "good\n"]
 
 
 def test_who_has_no_descriptor_for_a_rank_says_so():

@@ -558,17 +558,11 @@ tp_links_open(const tp_tcp_config *config, const tp_region *region, tp_links *ou
     memcpy(m.own.version, config->version, strlen(config->version));
     memcpy(m.own.plan, config->plan, strlen(config->plan));
     m.word = (verdict){.magic = MAGIC};
-    *out = (tp_links){malloc(ranks * sizeof(int)), malloc(ranks * sizeof(int))};
-    for (size_t i = 0; i < ranks; i++) {
-        if (out->control != NULL)
-            out->control[i] = -1;
-        if (out->data != NULL)
-            out->data[i] = -1;
-    }
+    TP_TRY(tp_links_make(config->ranks, out));
     m.heard = calloc(ranks, sizeof *m.heard);
     m.table = calloc(1, table_bytes(config->ranks));
     tp_status status = TP_OK;
-    if (out->control == NULL || out->data == NULL || m.heard == NULL || m.table == NULL)
+    if (m.heard == NULL || m.table == NULL)
         status = tp_fail(TP_EMEMORY, "no memory to meet %d ranks", config->ranks);
     if (status == TP_OK && ranks > 1)
         status = hold(&m);
@@ -581,20 +575,6 @@ tp_links_open(const tp_tcp_config *config, const tp_region *region, tp_links *ou
     free(m.heard);
     free(m.table);
     if (status != TP_OK)
-        tp_links_close(out, config->ranks);
+        tp_links_close(out);
     return status;
-}
-
-void
-tp_links_close(tp_links *links, int ranks)
-{
-    for (int rank = 0; rank < ranks; rank++) {
-        if (links->control != NULL && links->control[rank] >= 0)
-            close(links->control[rank]);
-        if (links->data != NULL && links->data[rank] >= 0)
-            close(links->data[rank]);
-    }
-    free(links->control);
-    free(links->data);
-    *links = (tp_links){NULL, NULL};
 }

@@ -2,18 +2,12 @@
 #ifndef TP_COMM_MEET_H
 #define TP_COMM_MEET_H
 
+#include "csrc/comm/links.h"
 #include "csrc/comm/tcp.h"
-
-typedef struct {
-    int *control; /* [ranks] rank 0: to each other one; others: to rank 0 alone; -1: none */
-    int *data;    /* [ranks] to each that this rank talks with; -1: none */
-} tp_links;
 
 /* Errors as tp_comm_open_tcp. On failure nothing is left open. */
 TP_MUST_USE tp_status
 tp_links_open(const tp_tcp_config *config, const tp_region *region, tp_links *out);
-void
-tp_links_close(tp_links *links, int ranks);
 
 static inline int64_t
 tp_tcp_silent_ns(const tp_tcp_config *config)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "csrc/base/clock.h"
 #include "csrc/comm/control.h"
@@ -42,6 +43,7 @@ typedef struct {
     tp_region *region;
     tp_links links;
     tp_control *control;
+    pid_t owner;
     int64_t silent_ns;
     struct pollfd *polled; /* [ranks + 1] */
     tcp_link *link;        /* [ranks]; fd -1: no connection */
@@ -202,9 +204,19 @@ drive(tcp_comm *c, sending *out, int from)
 
 /* ---- the vtable ------------------------------------------------------------------------------------------- */
 
+/* A fork has lost the connections, and has not the thread. */
+static tp_status
+check_owner(const tcp_comm *c)
+{
+    return c->owner == getpid() ? TP_OK
+                                : tp_fail(TP_EVALUE, "the communicator is of process %d and this is a fork of it, %d: one of its own "
+                                                     "would be right", (int)c->owner, (int)getpid());
+}
+
 static tp_status
 begin(const tcp_comm *c, int peer)
 {
+    TP_TRY(check_owner(c));
     TP_TRY(tp_comm_check_peer(&c->base, peer));
     if (c->link[peer].fd < 0)
         return tp_fail(TP_EVALUE, "rank %d has no connection with rank %d: the communicator was made without this pair",
@@ -292,15 +304,19 @@ tcp_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_t
 static tp_status
 tcp_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
 {
-    return tp_control_gather(((tcp_comm *)comm)->control, mine, bytes, all);
+    const tcp_comm *c = (const tcp_comm *)comm;
+    TP_TRY(check_owner(c));
+    return tp_control_gather(c->control, mine, bytes, all);
 }
 
 static void
 tcp_close(tp_comm *comm)
 {
     tcp_comm *c = (tcp_comm *)comm;
+    if (c->owner != getpid()) /* a fork has no thread to end and no connection to say goodbye over */
+        return;
     tp_control_close(c->control);
-    tp_links_close(&c->links, comm->ranks);
+    tp_links_close(&c->links);
     for (int peer = 0; peer < comm->ranks; peer++)
         free(c->link[peer].items);
     free(c->polled);
@@ -353,6 +369,7 @@ tp_comm_open_tcp(const tp_tcp_config *config, tp_region *region, tp_comm **out)
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
     c->base = (tp_comm){&tcp_ops, config->rank, config->ranks, config->timeout_ns, 0};
     c->region = region;
+    c->owner = getpid();
     c->silent_ns = tp_tcp_silent_ns(config);
     c->polled = calloc(ranks + 1, sizeof *c->polled);
     c->link = calloc(ranks, sizeof *c->link);
@@ -364,8 +381,7 @@ tp_comm_open_tcp(const tp_tcp_config *config, tp_region *region, tp_comm **out)
             tp_parting_say(c->links.control, config->ranks, config->rank, status);
     }
     if (status != TP_OK) {
-        if (c->links.control != NULL)
-            tp_links_close(&c->links, config->ranks);
+        tp_links_close(&c->links);
         free(c->polled);
         free(c->link);
         free(c);
