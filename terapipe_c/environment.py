@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import _core
 from .config import one_of
@@ -125,7 +128,22 @@ def _port(environ: Mapping[str, str], name: str, one: _Launcher) -> tuple[int, i
 
 
 def _job(environ: Mapping[str, str], one: _Launcher) -> str:
-    return "/".join(environ[variable] for variable in one.jobs if variable in environ)
+    named = "/".join(environ[variable] for variable in one.jobs if variable in environ)
+    alone = one is LAUNCHERS["mpiexec"] and environ.get(one.local_ranks) == environ[one.ranks]
+    return named or (_hydras_port() if alone else "")
+
+
+def _hydras_port() -> str:
+    """Where MPICH's mpiexec listens to what it starts ranks by, which tells one job from another; its ranks, since MPICH 5, have no
+    variable that does. Asked for where all are on this machine: others may have been started by something between. "": not seen."""
+    pid = os.getppid()
+    with suppress(OSError, ValueError, IndexError):     # no /proc, or another's process
+        while pid > 1:
+            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+            if words[0].rpartition("/")[2] == "hydra_pmi_proxy":
+                return words[words.index("--control-port") + 1]
+            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return ""
 
 
 def _token(environ: Mapping[str, str], one: _Launcher) -> str:

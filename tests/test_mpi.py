@@ -5,6 +5,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import mpi_module
@@ -252,3 +253,30 @@ def test_ctrl_c_ends_a_wait_for_who_does_not_answer(plans, hangs):
         for child in children:
             child.kill()
             child.communicate()
+
+
+def test_two_jobs_at_one_port_do_not_take_each_others_ranks(tmp_path):
+    """MPICH 5 gives its ranks no variable that tells one job from another."""
+    code = """if True:
+        import os, sys, time
+        from pathlib import Path
+        from terapipe_c import _core
+        from terapipe_c.environment import find_place
+        place, (job, late, word) = find_place(os.environ), sys.argv[1:]
+        while place.rank == int(late) and not Path(word).exists():
+            time.sleep(0.05)
+        region = _core.Region.create(2, bytes(4), 0, 64, False)
+        comm = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(4), 64, ports=place.ports, token=place.token)
+        sys.stdout.write(f"{place.rank} {comm.allgather(job.encode())}\\n")     # in one piece, among others' lines
+        comm.close()
+    """
+    mpi, words = named("mpich"), [tmp_path / "first", tmp_path / "second"]
+    environment = {**mpi_module.CLEAN, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    jobs = [subprocess.Popen([mpi.mpiexec, "-n", "2", sys.executable, "-P", "-c", code, str(job), str(1 - job), words[job]],
+                             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) for job in range(2)]
+    time.sleep(2.0)         # rank 1 of the second job calls, rank 0 of the first is there
+    for word, job in zip(words, jobs, strict=True):
+        word.touch()
+        job.wait(60)
+    assert [sorted(job.communicate()[0].splitlines()) for job in jobs] == [[f"{rank} b'{job}{job}'" for rank in (0, 1)]
+                                                                           for job in "01"]
