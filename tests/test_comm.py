@@ -1,5 +1,6 @@
 """Region and Comm: one conformance suite on threads, on exec'ed processes and over MPI, and what is refused. The C tests
 (tests/c/test_comm.c) go deeper: sizes around every boundary, deadlines, sanitizers."""
+import functools
 import os
 import re
 import shutil
@@ -284,6 +285,40 @@ def test_a_communicator_serves_one_thread_at_a_time():
     other.barrier()
     thread.join()
     assert "another thread" in refused
+
+
+@pytest.mark.parametrize("over", ["rings", "tcp"])
+def test_who_gathered_in_vain_does_not_gather_again(over):
+    """It was counted twice, in the place of a rank that had not come, of which the others then had what was there before."""
+    region, port, comms = region_of(3), free_port(), [None] * 3
+
+    def meet(rank):
+        timeout_s = 0.5 if rank == 1 else 10.0
+        comms[rank] = _core.Comm(region, rank, timeout_s) if over == "rings" else _core.tcp_comm(
+            region_of(3), rank, "127.0.0.1", port, bytes(9), 64, timeout_s=timeout_s)
+
+    def start(*works):
+        threads = [threading.Thread(target=work) for work in works]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    for thread in start(*(functools.partial(meet, rank) for rank in range(3))):
+        thread.join()
+    with pytest.raises(_core.DeadlineError):
+        comms[1].allgather(b"1")
+    with pytest.raises(_core.InvalidValueError, match="rank 1 gathers again though its last all-gather has failed: a new"):
+        comms[1].allgather(b"2")
+    all, told = [], lambda rank: all.append(comms[rank].allgather(b"012"[rank:rank + 1]))
+    waiting, = start(lambda: told(0))
+    time.sleep(0.2)
+    assert waiting.is_alive()           # rank 2 has not come
+    told(2)
+    waiting.join()
+    assert all == [b"012"] * 2
+    close = start(*(comm.close for comm in comms))
+    for thread in close:
+        thread.join()
 
 
 @pytest.mark.parametrize("attempt", ["run", "evaluate"])

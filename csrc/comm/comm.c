@@ -480,8 +480,11 @@ ring_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
         return tp_fail(TP_EVALUE, "rank %d gathers %zu bytes: the region was made for at most %llu", comm->rank, bytes,
                        (unsigned long long)c->region->gather_bytes);
     TP_TRY(check_abort(c));
-    uint64_t round = atomic_fetch_add_explicit(&c->self->rounds, 1, memory_order_relaxed);
-    uint64_t ranks = (uint64_t)comm->ranks, complete = (round + 1) * ranks;
+    uint64_t ranks = (uint64_t)comm->ranks, round = atomic_load_explicit(&c->self->rounds, memory_order_relaxed);
+    uint64_t complete = (round + 1) * ranks;
+    if (atomic_load(&c->region->arrived) < complete - ranks)
+        return tp_comm_gathers_again(comm);
+    atomic_store_explicit(&c->self->rounds, round + 1, memory_order_relaxed); /* ours alone to move */
     unsigned char *slot = tp_region_gather(c->region, round, comm->rank);
     uint64_t size = bytes;
     memcpy(slot, &size, sizeof size);

@@ -537,8 +537,7 @@ tp_control_gather(tp_control *c, const void *mine, size_t bytes, void *all)
     pthread_mutex_lock(&c->lock);
     if (c->entered > c->complete) {
         pthread_mutex_unlock(&c->lock);
-        return tp_fail(TP_EVALUE, "rank %d gathers again where its last all-gather has failed: a new communicator would be right",
-                       c->comm->rank);
+        return tp_comm_gathers_again(c->comm);
     }
     uint64_t round = c->entered++;
     *rounds_of(c, c->comm->rank) = c->entered;

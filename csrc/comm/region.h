@@ -130,6 +130,9 @@ tp_comm_check_idle(const tp_comm *comm, int peer, unsigned count);
 /* EVALUE unless a message of so many bytes fits. */
 TP_MUST_USE tp_status
 tp_comm_check_bytes(size_t bytes, size_t most);
+/* EVALUE: it has not seen the end of its last all-gather, and would be counted twice in that. */
+tp_status
+tp_comm_gathers_again(const tp_comm *comm);
 /* ECONNECTION: the message that came is not the one that was expected. */
 tp_status
 tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes);

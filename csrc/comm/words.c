@@ -82,6 +82,13 @@ tp_comm_check_bytes(size_t bytes, size_t most)
 }
 
 tp_status
+tp_comm_gathers_again(const tp_comm *comm)
+{
+    return tp_fail(TP_EVALUE, "rank %d gathers again though its last all-gather has failed: a new communicator would be right",
+                   comm->rank);
+}
+
+tp_status
 tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes)
 {
     char theirs[TP_TAG_TEXT], ours[TP_TAG_TEXT];
