@@ -59,6 +59,7 @@ class Watch:
                 self._launcher_fd = os.pidfd_open(self._launcher) if self._launcher else -1
             self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            _open.append(self)
             if self._tells:
                 signal.signal(signal.SIGTERM, self._terminate)
             start_all([self._thread], lambda why: self._give_back(failed=True))
@@ -74,6 +75,7 @@ class Watch:
 
     def _give_back(self, failed: bool) -> None:
         assert self._pipe is not None
+        _open.remove(self)
         signal.set_wakeup_fd(self._before)
         if self._tells:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -82,6 +84,13 @@ class Watch:
         for fd in (*self._pipe, self._launcher_fd):
             if fd >= 0:
                 os.close(fd)
+
+    def _in_a_fork(self) -> None:
+        """Of this process, as a tokenizer's workers are, which their pool ends by SIGTERM: that would be written into our pipe."""
+        with suppress(ValueError):      # a subinterpreter's
+            signal.set_wakeup_fd(self._before)
+            if self._tells:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _listen(self) -> None:
         assert self._pipe is not None
@@ -130,6 +139,17 @@ class Watch:
             time.sleep(TICK_S / 10)
         self._region.abort("EABORTED", rank, f"rank {rank} was ended by SIGTERM {self._region.doing(rank)}")
         return (self._region.aborted() or ("", -1, ""))[1] == rank
+
+
+_open: list[Watch] = []
+
+
+def _in_a_fork() -> None:
+    for watch in _open:
+        watch._in_a_fork()
+
+
+os.register_at_fork(after_in_child=_in_a_fork)
 
 
 def launcher_of(place: Place) -> int:

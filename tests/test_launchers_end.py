@@ -1,10 +1,13 @@
 """What is left when a launcher, or SIGTERM, ends the ranks that it started: nothing, and the words of the first that failed."""
 import json
+import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -167,3 +170,20 @@ def test_who_handles_sigterm_is_left_alone():
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM] and region.aborted() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_a_fork_of_a_rank_is_not_the_ranks(number):
+    """A tokenizer's pool of workers, which ends them by SIGTERM, ended the training."""
+    region = _core.Region.create(1, bytes(1), 0, 64, False)
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    with watch.Watch(region, find_place(STARTED["mpirun"])), warnings.catch_warnings():
+        warnings.simplefilter("ignore")     # of threads, beside which Python 3.12 would rather not be forked
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        time.sleep(0.2)
+        os.kill(child.pid, number)
+        child.join(30)
+        time.sleep(4 * watch.TICK_S)
+    assert region.aborted() is None and handlers == {one: signal.getsignal(one) for one in handlers}
+    assert child.exitcode == (1 if number == signal.SIGINT else -number)
