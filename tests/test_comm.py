@@ -288,6 +288,34 @@ def test_a_communicator_serves_one_thread_at_a_time():
 
 
 @pytest.mark.parametrize("over", ["rings", "tcp"])
+@pytest.mark.parametrize("way", ["recv", "exchange"])
+def test_a_message_that_comes_too_late_is_the_next_receives(over, way):
+    """It was written into the memory of the receive that had given up, and the next one returned at once, with nothing."""
+    region, port, comms = region_of(2), free_port(), [None] * 2
+
+    def meet(rank):
+        comms[rank] = _core.Comm(region, rank, 0.5) if over == "rings" else _core.tcp_comm(
+            region_of(2), rank, "127.0.0.1", port, bytes([0, 1, 1, 0]), 64, timeout_s=0.5)
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    given_up, into = bytearray(8), bytearray(8)
+    with pytest.raises(_core.DeadlineError):
+        comms[0].recv(1, 7, given_up) if way == "recv" else comms[0].exchange(1, 7, b"", given_up)
+    comms[1].send(0, 7, b"the word")
+    comms[0].recv(1, 7, into)
+    assert (given_up, into) == (bytes(8), b"the word")
+    threads = [threading.Thread(target=comm.close) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("over", ["rings", "tcp"])
 def test_who_gathered_in_vain_does_not_gather_again(over):
     """It was counted twice, in the place of a rank that had not come, of which the others then had what was there before."""
     region, port, comms = region_of(3), free_port(), [None] * 3

@@ -263,16 +263,21 @@ tcp_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
     return TP_OK;
 }
 
-/* The oldest receive is done with, well or not; a message that was not the expected one stays for the next receive. */
+/* The oldest receive is done with, well or not (driven: how it went): its memory is the caller's again. A message that was not the
+ * expected one, or has yet to come, stays for the next receive; of one that has come in part the rest has nowhere to go. */
 static tp_status
-take_oldest(tcp_comm *c, int peer)
+take_oldest(tcp_comm *c, int peer, tp_status driven)
 {
     tcp_link *l = &c->link[peer];
     receive oldest = l->items[l->first];
     int good = l->ready > 0;
+    if (!good && l->moved > 0)
+        lose(l, ETIMEDOUT);
     l->first = (l->first + 1) % l->room;
     l->count--;
     l->ready -= (unsigned)good;
+    if (driven != TP_OK)
+        return driven;
     if (good)
         return TP_OK;
     return tp_comm_wrong_message(&c->base, peer, l->next.head.tag, l->next.head.bytes, oldest.tag, oldest.bytes);
@@ -285,8 +290,7 @@ tcp_recv_wait(tp_comm *comm, int peer)
     sending none = {.peer = -1};
     TP_TRY(tp_comm_check_posted(comm, peer, peer < 0 || peer >= comm->ranks ? 0 : c->link[peer].count));
     TP_TRY(begin(c, peer));
-    TP_TRY(drive(c, &none, peer));
-    return take_oldest(c, peer);
+    return take_oldest(c, peer, drive(c, &none, peer));
 }
 
 static tp_status
@@ -297,8 +301,7 @@ tcp_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_t
     TP_TRY(tp_comm_check_idle(comm, peer, c->link[peer].count));
     TP_TRY(tcp_recv_post(comm, peer, tag, in_data, in_bytes));
     sending out = {.peer = peer, .head = {tag, out_bytes}, .data = out_data};
-    TP_TRY(drive(c, &out, peer));
-    return take_oldest(c, peer);
+    return take_oldest(c, peer, drive(c, &out, peer));
 }
 
 static tp_status
