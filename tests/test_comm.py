@@ -20,6 +20,7 @@ from test_engine import partition_of, problem, region_for
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.engine import RankEngine
+from terapipe_c.job import neighbours
 
 HERE = Path(__file__).resolve().parent
 
@@ -287,66 +288,73 @@ def test_a_communicator_serves_one_thread_at_a_time():
     assert "another thread" in refused
 
 
-@pytest.mark.parametrize("over", ["rings", "tcp"])
-@pytest.mark.parametrize("way", ["recv", "exchange"])
-def test_a_message_that_comes_too_late_is_the_next_receives(over, way):
-    """It was written into the memory of the receive that had given up, and the next one returned at once, with nothing."""
-    region, port, comms = region_of(2), free_port(), [None] * 2
-
-    def meet(rank):
-        comms[rank] = _core.Comm(region, rank, 0.5) if over == "rings" else _core.tcp_comm(
-            region_of(2), rank, "127.0.0.1", port, bytes([0, 1, 1, 0]), 64, timeout_s=0.5)
-
-    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+def together(works):
+    threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    given_up, into = bytearray(8), bytearray(8)
+
+
+def met(ranks, over, timeout_s):
+    region, port, comms = region_of(ranks), free_port(), [None] * ranks
+
+    def meet(rank):
+        comms[rank] = _core.Comm(region, rank, timeout_s(rank)) if over == "rings" else _core.tcp_comm(
+            region_of(ranks), rank, "127.0.0.1", port, neighbours(ranks), 64, timeout_s=timeout_s(rank))
+
+    together([functools.partial(meet, rank) for rank in range(ranks)])
+    return comms
+
+
+def close(comms):
+    together([comm.close for comm in comms])
+
+
+@pytest.mark.parametrize("over", ["rings", "tcp"])
+@pytest.mark.parametrize("way", ["recv", "exchange"])
+def test_a_message_that_comes_too_late_is_the_next_receives(over, way):
+    """It was written into the memory of the receive that had given up, and the next one returned at once, with nothing."""
+    comms, given_up, into = met(2, over, lambda rank: 0.5), bytearray(8), bytearray(8)
     with pytest.raises(_core.DeadlineError):
         comms[0].recv(1, 7, given_up) if way == "recv" else comms[0].exchange(1, 7, b"", given_up)
     comms[1].send(0, 7, b"the word")
     comms[0].recv(1, 7, into)
     assert (given_up, into) == (bytes(8), b"the word")
-    threads = [threading.Thread(target=comm.close) for comm in comms]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    close(comms)
+
+
+@pytest.mark.parametrize("over", ["rings", "tcp"])
+def test_nothing_follows_a_message_that_was_given_up_in_its_middle(over):
+    """It was taken for the rest, and the message came well, with another's head in it."""
+    comms, data, into = met(2, over, lambda rank: (1.0, 20.0)[rank]), bytes(50_000_000), bytearray(50_000_000)
+    with pytest.raises(_core.DeadlineError, match="of 50000000 bytes moved"):
+        comms[0].send(1, 7, data)
+    words = "none can follow it" if over == "rings" else "rank 0 was ended because rank 1 failed first"
+    with pytest.raises(_core.PeerError if over == "rings" else _core.AbortedError, match=words):
+        comms[0].send(1, 7, data)
+    with pytest.raises((_core.PeerError, _core.AbortedError)):
+        comms[1].recv(0, 7, into)
+    close(comms)
 
 
 @pytest.mark.parametrize("over", ["rings", "tcp"])
 def test_who_gathered_in_vain_does_not_gather_again(over):
     """It was counted twice, in the place of a rank that had not come, of which the others then had what was there before."""
-    region, port, comms = region_of(3), free_port(), [None] * 3
-
-    def meet(rank):
-        timeout_s = 0.5 if rank == 1 else 10.0
-        comms[rank] = _core.Comm(region, rank, timeout_s) if over == "rings" else _core.tcp_comm(
-            region_of(3), rank, "127.0.0.1", port, bytes(9), 64, timeout_s=timeout_s)
-
-    def start(*works):
-        threads = [threading.Thread(target=work) for work in works]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    for thread in start(*(functools.partial(meet, rank) for rank in range(3))):
-        thread.join()
+    comms = met(3, over, lambda rank: 0.5 if rank == 1 else 10.0)
     with pytest.raises(_core.DeadlineError):
         comms[1].allgather(b"1")
     with pytest.raises(_core.InvalidValueError, match="rank 1 gathers again though its last all-gather has failed: a new"):
         comms[1].allgather(b"2")
     all, told = [], lambda rank: all.append(comms[rank].allgather(b"012"[rank:rank + 1]))
-    waiting, = start(lambda: told(0))
+    waiting = threading.Thread(target=told, args=(0,))
+    waiting.start()
     time.sleep(0.2)
     assert waiting.is_alive()           # rank 2 has not come
     told(2)
     waiting.join()
     assert all == [b"012"] * 2
-    close = start(*(comm.close for comm in comms))
-    for thread in close:
-        thread.join()
+    close(comms)
 
 
 @pytest.mark.parametrize("attempt", ["run", "evaluate"])

@@ -333,6 +333,8 @@ drive(const ring_comm *c, transfer *out, transfer *in)
             break;
     }
     waiting_over(c, &w);
+    if (status != TP_OK && (midway(out) || midway(in)))
+        atomic_store_explicit(&(midway(out) ? out : in)->ring->cut, 1, memory_order_relaxed);
     return status;
 }
 
@@ -350,7 +352,11 @@ begin(const ring_comm *c, int peer, int outward, uint64_t tag, const void *data,
     *t = (transfer){.ring = ring, .pace = outward ? &c->pace[peer] : NULL, .other = tp_region_rank_at(c->region, peer),
                     .peer = peer, .tag = tag, .bytes = bytes};
     memcpy(&t->data, &data, sizeof data); /* an outgoing one is only read */
-    return check_abort(c);
+    TP_TRY(check_abort(c));
+    if (atomic_load_explicit(&ring->cut, memory_order_relaxed))
+        return tp_fail(TP_ECONNECTION, "an earlier message %s rank %d was given up by rank %d, or by that one, in its middle: none can "
+                                       "follow it", outward ? "to" : "from", peer, rank);
+    return TP_OK;
 }
 
 static tp_status

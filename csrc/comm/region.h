@@ -33,6 +33,7 @@ typedef struct {
     alignas(TP_LINE) _Atomic uint64_t head;
     _Atomic uint64_t skip;
     uint64_t capacity; /* bytes of data: lines */
+    _Atomic uint32_t cut; /* a message was given up in its middle: what follows would be taken for its rest */
     alignas(TP_LINE) _Atomic uint64_t tail;
     alignas(TP_LINE) unsigned char data[];
 } tp_ring;

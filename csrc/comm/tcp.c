@@ -179,7 +179,7 @@ doze(tcp_comm *c, const sending *out, int from, int64_t since)
 
 /* Send `out` whole, and have the oldest receive from rank `from` (-1: none) complete or shown to be wrong. */
 static tp_status
-drive(tcp_comm *c, sending *out, int from)
+go_on(tcp_comm *c, sending *out, int from)
 {
     int64_t since = 0;
     for (;;) {
@@ -200,6 +200,16 @@ drive(tcp_comm *c, sending *out, int from)
         if (!moved)
             TP_TRY(doze(c, out, from, since));
     }
+}
+
+/* What was sent in part has no end any more: another message would be taken for its rest. */
+static tp_status
+drive(tcp_comm *c, sending *out, int from)
+{
+    tp_status status = go_on(c, out, from);
+    if (status != TP_OK && !is_sent(out) && out->moved > 0)
+        lose(&c->link[out->peer], ETIMEDOUT);
+    return status;
 }
 
 /* ---- the vtable ------------------------------------------------------------------------------------------- */
