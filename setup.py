@@ -163,8 +163,9 @@ def find_cuda():
     top = (plan.stdout + plan.stderr).partition("TOP=")[2].partition("\n")[0].strip()
     homes = [*([Path(top).resolve()] if top else []), *homes, *wheels, Path("/usr/local/cuda")]
     libraries = [h / lib for h in homes for lib in ("lib64", "lib", f"targets/{platform.machine()}-linux/lib")]
-    library = next((p for p in libraries if (p / "libcudart_static.a").is_file()), None)
-    include = next((h / "include" for h in homes if (h / "include/cuda_runtime_api.h").is_file()), None)
+    # os.path's isfile: pathlib's raises where a folder is not ours to look into
+    library = next((p for p in libraries if os.path.isfile(p / "libcudart_static.a")), None)
+    include = next((h / "include" for h in homes if os.path.isfile(h / "include/cuda_runtime_api.h")), None)
     if library is None or include is None:
         what = "libcudart_static.a" if library is None else "cuda_runtime_api.h"
         return f"{what} was not found beside {nvcc} (pip install {WHEELS})"

@@ -16,6 +16,13 @@
 #define MODULE_INIT PyInit__cuda
 #endif
 
+/* As Python's text: it may quote a path that is no UTF-8, or end within a character. */
+static PyObject *
+text_of(const char *words)
+{
+    return PyUnicode_DecodeUTF8(words, (Py_ssize_t)strlen(words), "backslashreplace");
+}
+
 PyObject *
 tp_cuda_raise(tp_status status)
 {
@@ -26,8 +33,10 @@ tp_cuda_raise(tp_status status)
     };
     PyObject *core = PyImport_ImportModule("terapipe_c._core");
     PyObject *class = core ? PyObject_GetAttrString(core, classes[status]) : NULL;
-    if (class)
-        PyErr_SetString(class, tp_error_message());
+    PyObject *text = class ? text_of(tp_error_message()) : NULL;
+    if (text)
+        PyErr_SetObject(class, text);
+    Py_XDECREF(text);
     Py_XDECREF(class);
     Py_XDECREF(core);
     return NULL;
@@ -52,7 +61,7 @@ why_not(PyObject *module, PyObject *none)
     Py_BEGIN_ALLOW_THREADS
     status = tp_cuda_available();
     Py_END_ALLOW_THREADS
-    return PyUnicode_FromString(status == TP_OK ? "" : tp_error_message());
+    return text_of(status == TP_OK ? "" : tp_error_message());
 }
 
 static PyObject *
@@ -101,7 +110,7 @@ library(tp_status status, void (*found)(const char **path, int *version), const 
     }
     PyObject *number = version ? PyUnicode_FromFormat("%d.%d.%d", version / 10000, version % 10000 / 100, version % 100)
                                : PyUnicode_FromString("");
-    return Py_BuildValue("(sNss)", path, number, status == TP_OK ? "" : tp_error_message(), lacks);
+    return Py_BuildValue("(NNNs)", text_of(path), number, text_of(status == TP_OK ? "" : tp_error_message()), lacks);
 }
 
 /* {library: (path, version, why not, what it lacks)}; loads what can be loaded. */
@@ -130,11 +139,12 @@ libraries(PyObject *module, PyObject *none)
 static PyObject *
 set_folders(PyObject *module, PyObject *argument)
 {
-    const char *text = PyUnicode_AsUTF8(argument);
+    PyObject *folders; /* bytes: a folder's name need be no UTF-8 */
     (void)module;
-    if (!text)
+    if (!PyUnicode_FSConverter(argument, &folders))
         return NULL;
-    tp_status status = tp_dl_set_folders(text);
+    tp_status status = tp_dl_set_folders(PyBytes_AS_STRING(folders));
+    Py_DECREF(folders);
     if (status != TP_OK)
         return tp_cuda_raise(status);
     Py_RETURN_NONE;

@@ -173,7 +173,7 @@ def _module_at(path: str) -> ModuleType:
             )
         module = importlib.import_module(name)
     else:
-        if not Path(path).is_file():
+        if not os.path.isfile(path):  # pathlib's raises where a folder is not ours to look into
             raise ImportError(f"TERAPIPE_CUDA_MODULE is {path!r}, which is no file")
         name = Path(path).name.partition(".")[0]
         loader = importlib.machinery.ExtensionFileLoader(name, path)
@@ -197,6 +197,7 @@ def _module() -> ModuleType:
 
 def _folders() -> list[str]:
     """Where the nvidia wheels of this Python put their libraries."""
-    below = [Path(folder) / "nvidia" for folder in sys.path if folder]
-    found = [top / part / "lib" for top in below for part in ("cu13", "nccl", "cudnn")]
-    return [str(folder) for folder in found if folder.is_dir()]
+    # import passes over what is no text, too, and over folders that are not ours to look into, where pathlib's is_dir raises
+    below = [os.path.join(folder, "nvidia") for folder in sys.path if isinstance(folder, str) and folder]
+    found = [os.path.join(top, part, "lib") for top in below for part in ("cu13", "nccl", "cudnn")]
+    return [folder for folder in found if os.path.isdir(folder)]

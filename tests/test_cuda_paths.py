@@ -1,0 +1,71 @@
+"""Folders and files whose names are no UTF-8, or that are not to be looked into: CUDA is found, or told of, all the same."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
+    pytest.skip("no CUDA sources beside the tests, or no gcc", allow_module_level=True)
+
+import cuda_emu  # noqa: E402
+
+TOO_LONG = "/" + "a" * 5000     # as a folder that is not ours: asked whether it is one, the system answers with an error
+LOOK = """
+from pathlib import PosixPath
+import sys
+import terapipe_c as tp
+sys.path += {more!r}
+print(tp.cuda.device_count(), tp.cuda.why_not())
+print(ascii({{library.name: library.why_not for library in tp.cuda.versions().libraries}}["NCCL"]))
+"""
+
+
+def look(*more: object, **environment: str) -> list[str]:
+    """What is told of the GPUs and of NCCL with this behind sys.path."""
+    kept = {"TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "CUDA_HOME": "", "CUDA_PATH": ""}
+    ran = subprocess.run([sys.executable, "-c", LOOK.format(more=list(more))], capture_output=True, text=True,
+                         env={**os.environ, **kept, **environment})  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout.splitlines()
+
+
+def test_what_stands_in_sys_path_costs_no_gpu(tmp_path: Path) -> None:
+    """pathlib asked, and what it raised of one such folder was raised by every question about GPUs."""
+    assert look(TOO_LONG, b"/bytes", "a\0b", Path("/"))[0] == "1 None"
+
+
+def test_a_library_is_found_below_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    (folder / "nvidia/nccl/lib").mkdir(parents=True)
+    (folder / "nvidia/nccl/lib/libnccl.so.2").write_text("half of it")
+    count, told = look(str(folder))
+    assert count == "1 None"
+    assert "caf\\\\xe9/nvidia/nccl/lib/libnccl.so.2: " in told and "file too short" in told
+
+
+def test_an_error_that_ends_within_a_character_is_told() -> None:
+    """Whatever the length of what stands before it, one of these ends so."""
+    for more in ("", "a"):
+        _, told = look(TERAPIPE_NCCL=f"/{more}" + "\u00e9" * 2000)
+        assert told.startswith("'NCCL: TERAPIPE_NCCL is \"/") and "\\xe9" in told
+
+
+def test_a_module_of_no_possible_name_is_no_file() -> None:
+    ran = subprocess.run([sys.executable, "-c", "import terapipe_c as tp; print(tp.cuda.device_count(), tp.cuda.why_not())"],
+                         capture_output=True, text=True, env={**os.environ, "TERAPIPE_CUDA_MODULE": TOO_LONG})  # fmt: skip
+    assert ran.stdout.startswith("0 TERAPIPE_CUDA_MODULE is '/aaa") and ran.stdout.endswith("which is no file\n"), ran.stderr
+
+
+def test_a_home_that_is_not_to_be_looked_into_costs_the_backend_alone(tmp_path: Path) -> None:
+    for name, body in (("nvcc", "echo 'release 13.0, V13.0.88'"), ("g++", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    script = "import runpy; s = runpy.run_path('setup.py', run_name='setup_py'); print([e.name for e in s['modules']()])"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "TERAPIPE_"))}
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                         env={**kept, "PATH": str(tmp_path), "CUDA_HOME": TOO_LONG})  # fmt: skip
+    assert "terapipe_c._core" in ran.stdout, ran.stderr[-500:]
