@@ -12,6 +12,7 @@
 
 #define TP_ATTENTION_LOG2E 1.4426950408889634f
 #define TP_ATTENTION_THREADS 128
+#define TP_ATTENTION_MOST 0x1p22f /* an lse, less than */
 
 typedef struct {
     int heads, dim, first, last, total; /* the slice's rows [first, last) of [0, total) tokens */
@@ -40,6 +41,16 @@ tp_attention_head_of(const tp_attention_args *a, int item)
     head.o_at = b * a->o_sequence + (int64_t)h * a->dim;
     head.stat = (int64_t)item * a->total;
     return head;
+}
+
+/* A row's lse, or NaN where it is so large that P is not to be had back from it: the rounding of an lse, and of its product with
+ * log2(e), makes P of bf16 too large or too small by a 50th at scores of 2^18 and by a quarter at 2^22 (fp32: by a 200th and a 12th),
+ * by twice that with each doubling; at 1e9 dV was 1e24 times too large, and finite. o is NaN then, too, and the step ends with words. */
+TP_DEVICE float
+tp_attention_lse(float top, float scale, float sum)
+{
+    const float lse = tp_fmaf(top, scale, tp_logf(sum));
+    return fabsf(lse) < TP_ATTENTION_MOST ? lse : NAN;
 }
 
 /* The launchers of one type; the arguments are sound. Backward expects delta written. */

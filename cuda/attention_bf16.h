@@ -84,13 +84,14 @@ attention_finish(float *factor, const tp_attention_args *a, int64_t stat, int t,
     int lane = TP_THREAD % TP_WARP;
     TP_UNROLL
     for (int i = 0; i < 2; i++) {
-        float total = sum[i];
+        float total = sum[i], lse;
         int mine = t + 8 * i + lane / 4;
         total += TP_SHFL_XOR_F(total, 1);
         total += TP_SHFL_XOR_F(total, 2);
-        factor[i] = 1.0f / total;
+        lse = tp_attention_lse(top[i], a->scale, total);
+        factor[i] = lse == lse ? 1.0f / total : NAN;
         if (lane % 4 == 0 && mine >= a->first && mine < a->last)
-            TP_ST(a->lse_out + stat + mine, tp_fmaf(top[i], a->scale, tp_logf(total)));
+            TP_ST(a->lse_out + stat + mine, lse);
     }
 }
 

@@ -63,7 +63,7 @@ TP_KERNEL_BOUNDS(attention_forward_f32, tp_attention_args, TP_ATTENTION_THREADS,
     float *query = (float *)(void *)shared, *key = query + size, *value = key + size, *p = shared_p + row * (TILE + 1);
     tp_attention_head head = tp_attention_head_of(&a, TP_BLOCK_X);
     int t0 = ((a.last - 1) / TILE - TP_BLOCK_Y) * TILE, t = t0 + row, end = t0 + TILE < a.last ? t0 + TILE : a.last;
-    float s[SCORES], out[OWN], top = -INFINITY, sum = 0.0f;
+    float s[SCORES], out[OWN], top = -INFINITY, sum = 0.0f, lse;
     TP_UNROLL
     for (int i = 0; i < OWN; i++)
         out[i] = 0.0f;
@@ -101,9 +101,10 @@ TP_KERNEL_BOUNDS(attention_forward_f32, tp_attention_args, TP_ATTENTION_THREADS,
     sum += TP_SHFL_XOR_F(sum, 2);
     if (t < a.first || t >= a.last)
         return;
-    store_row(out, 1.0f / sum, (float *)a.out + head.o_at + t * a.o_row, lane, a.dim);
+    lse = tp_attention_lse(top, a.scale, sum);
+    store_row(out, lse == lse ? 1.0f / sum : NAN, (float *)a.out + head.o_at + t * a.o_row, lane, a.dim);
     if (lane == 0)
-        TP_ST(a.lse_out + head.stat + t, tp_fmaf(top, a.scale, tp_logf(sum)));
+        TP_ST(a.lse_out + head.stat + t, lse);
 }
 
 TP_KERNEL_BOUNDS(attention_dq_f32, tp_attention_args, TP_ATTENTION_THREADS, 2)

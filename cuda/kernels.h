@@ -158,7 +158,8 @@ tp_cuda_has_wgmma(const tp_cuda_properties *properties)
 TP_MUST_USE tp_status
 tp_cuda_attention_check(tp_attention_kernel kernel, const tp_cuda_properties *properties);
 /* The meaning of backend.h's attention_forward and attention_backward: q, k, v (and dq, dk, dv) point at row (0, 0), head 0,
- * qkv_stride elements between rows; o and d_o likewise with o_stride; lse and delta [B, H, T] fp32, natural logarithm.
+ * qkv_stride elements between rows; o and d_o likewise with o_stride; lse and delta [B, H, T] fp32, natural logarithm. Other than
+ * there, o and lse are NaN from scores of 2^22 on, and what a rounded lse makes of P below is left (attention.h).
  * bf16: D a multiple of 8 up to 128, strides multiples of 8, arrays on 16 bytes. fp32: D up to 128. EVALUE names what is out
  * of these bounds. multiprocessors: how many the stream's blocks run on (tp_cuda_multiprocessors): the size of blocks follows from
  * it, the bits do not. Rows that backend.h does not name are neither read nor written: rows after the slice (forward), and q, o,

@@ -398,6 +398,25 @@ def test_large_scores_overflow_nowhere(emu):
             assert np.isfinite(got).all(), name
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+def test_scores_from_which_p_is_not_to_be_had_back_are_nan(emu, dtype):
+    """In single queries, forward and backward; just below, where P is off by a quarter at most, they are numbers."""
+    run = Attention(emu, dtype, 1, 1, 64, 80)
+    numbers = run.decode(run.given[0]).copy()
+    numbers[..., :128] = 0.0
+    numbers[..., 64] = 1.0
+    for query, score in ((30, 2.0**22), (40, -(2.0**30)), (50, 2.0**21), (60, -4e37)):
+        numbers[query, 0, 0] = 8 * score
+    run.given = run.encode(numbers), run.given[1]
+    got = run.run([45, 35]).outputs()
+    rows = [30, 40, 60]
+    assert np.isnan(got["o"][rows]).all() and np.isnan(got["lse"][0, 0, rows]).all() and np.isnan(got["dq"][rows]).all()
+    assert np.isnan(got["dk"][:61]).all() and np.isnan(got["dv"][:61]).all()
+    rows = [at for at in range(80) if at not in rows]
+    assert all(np.isfinite(got[name][rows]).all() for name in ("o", "dq")) and np.isfinite(got["lse"][0, 0, rows]).all()
+    assert np.isfinite(got["dk"][61:]).all() and np.isfinite(got["dv"][61:]).all()
+
+
 def run_in_its_arrays(emu, run, slices):
     """Every address checked against the arrays' exact ranges."""
     arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta]
