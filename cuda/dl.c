@@ -1,11 +1,13 @@
 #include "cuda/dl.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -15,6 +17,7 @@ static char *told; /* folders between colons */
 typedef struct {
     char text[640], broken[512];
     size_t used;
+    int cut; /* the last file that was tried is not all there */
 } trail;
 
 static void
@@ -39,13 +42,51 @@ tp_dl_set_folders(const char *folders)
     return TP_OK;
 }
 
+/* Where the last part that is loaded of an open file ends; 0: no library of this loader's, which says so itself. */
+static uint64_t
+end_of(int file)
+{
+    ElfW(Ehdr) head;
+    ElfW(Phdr) part;
+    uint64_t end = 0;
+    if (pread(file, &head, sizeof head, 0) != sizeof head || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
+        head.e_ident[EI_CLASS] != (sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32) || head.e_phentsize != sizeof part)
+        return 0;
+    for (uint64_t i = 0; i < head.e_phnum; i++) {
+        if (pread(file, &part, sizeof part, (off_t)(head.e_phoff + i * sizeof part)) != sizeof part)
+            return 0;
+        if (part.p_type == PT_LOAD && part.p_offset + part.p_filesz > end)
+            end = part.p_offset + part.p_filesz;
+    }
+    return end;
+}
+
+/* dlopen, and *why not. A library that was not copied whole, as where a disk was full, is *cut: the loader would touch what is not
+ * there, which ends the process (SIGBUS) without a word. */
+static void *
+open_whole(const char *path, const char **why, int *cut)
+{
+    static _Thread_local char words[128];
+    int file = strchr(path, '/') ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+    struct stat is = {.st_size = 0};
+    uint64_t end = file >= 0 && fstat(file, &is) == 0 ? end_of(file) : 0;
+    if (file >= 0)
+        close(file);
+    *cut = end > (uint64_t)is.st_size;
+    snprintf(words, sizeof words, "it was not copied whole: %llu of its %llu bytes are here", (unsigned long long)is.st_size,
+             (unsigned long long)end);
+    void *handle = *cut ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    *why = handle ? NULL : *cut ? words : dlerror();
+    return handle;
+}
+
 /* A file that is there and does not load is no file that is missing: it says what is wrong with it, or with what it needs. The
  * loader says so in the words of LC_MESSAGES; of a bare name that it found nowhere it says that name, else the path that it found. */
 static void *
 open_file(const char *path, trail *where)
 {
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    const char *why = handle ? NULL : dlerror();
+    const char *why;
+    void *handle = open_whole(path, &why, &where->cut);
     int missing = why && (strchr(path, '/') ? access(path, F_OK) != 0 : strncmp(why, path, strlen(path)) == 0);
     if (why && !missing && !where->broken[0])
         snprintf(where->broken, sizeof where->broken, "%.300s: %.200s", path, why);
@@ -83,6 +124,23 @@ open_in_told(const tp_dl_library *library, trail *where)
     return handle;
 }
 
+/* By name alone, which the loader looks for in LD_LIBRARY_PATH first: there by path, since only a file can be looked at before. */
+static void *
+open_bare(const char *name, trail *where)
+{
+    char path[1024];
+    where->cut = 0;
+    for (const char *at = getenv("LD_LIBRARY_PATH"); at && *at;) {
+        size_t length = strcspn(at, ":;");
+        int fits = snprintf(path, sizeof path, "%.*s/%s", (int)length, at, name) < (int)sizeof path;
+        void *handle = length && fits && access(path, F_OK) == 0 ? open_file(path, where) : NULL;
+        if (handle || where->cut) /* the loader would take that one */
+            return handle;
+        at += length + (at[length] != 0);
+    }
+    return open_file(name, where);
+}
+
 static void *
 search(const tp_dl_library *library, trail *where)
 {
@@ -96,7 +154,7 @@ search(const tp_dl_library *library, trail *where)
         if (homes[i] && *homes[i])
             handle = open_in(homes[i], strlen(homes[i]), "/lib64", library, where);
     for (int i = 0; !handle && i < 4 && library->sonames[i]; i++)
-        handle = open_file(library->sonames[i], where);
+        handle = open_bare(library->sonames[i], where);
     if (!handle)
         note(where, "the loader's own folders (LD_LIBRARY_PATH, ld.so.cache)");
     return handle;
@@ -145,14 +203,13 @@ fill(const tp_dl_library *library, void *handle)
 static tp_status
 open_library(const tp_dl_library *library, void **out)
 {
-    trail where = {"", "", 0};
+    trail where = {"", "", 0, 0};
     char needed[24];
-    const char *named = getenv(library->variable);
+    const char *named = getenv(library->variable), *why;
     if (named && *named) {
-        *out = dlopen(named, RTLD_NOW | RTLD_LOCAL);
+        *out = open_whole(named, &why, &where.cut);
         if (!*out)
-            return tp_fail(TP_ERUNTIME, "%s: %s is \"%s\", which does not load: %s", library->what, library->variable, named,
-                           dlerror());
+            return tp_fail(TP_ERUNTIME, "%s: %s is \"%s\", which does not load: %s", library->what, library->variable, named, why);
         return TP_OK;
     }
     *out = search(library, &where);

@@ -54,6 +54,23 @@ def test_an_error_that_ends_within_a_character_is_told() -> None:
         assert told.startswith("'NCCL: TERAPIPE_NCCL is \"/") and "\\xe9" in told
 
 
+def test_a_library_that_was_not_copied_whole_ends_no_process(tmp_path: Path) -> None:
+    """As where a disk was full: the loader read behind the file's end, and Python died of SIGBUS, without a word."""
+    source = "static char big[100000] = {1}; char *of(int i) { return big + i; }"
+    whole, cut, other = tmp_path / "whole.so", tmp_path / "lib64/libnccl.so.2", tmp_path / "other"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(whole)], input=source, text=True, check=True)
+    cut.parent.mkdir()
+    cut.write_bytes(whole.read_bytes()[:20000])
+    words = "it was not copied whole: 20000 of its 1"
+    assert f"which does not load: {words}" in look(TERAPIPE_NCCL=str(cut))[1]
+    assert f"NCCL does not load: {cut}: {words}" in look(CUDA_HOME=str(tmp_path))[1]
+    assert f"NCCL does not load: {cut}: {words}" in look(LD_LIBRARY_PATH=f"{other}::{cut.parent}:{tmp_path}")[1]
+    other.mkdir()
+    shutil.copy(whole, other / "libnccl.so.2")  # the loader's order: this one is whole, and no NCCL
+    assert f"NCCL at {other}/libnccl.so.2 lacks nccl" in look(LD_LIBRARY_PATH=f"{other}:{cut.parent}")[1]
+    assert f"NCCL at {other}/libnccl.so.2 lacks nccl" in look(LD_LIBRARY_PATH=str(other), CUDA_HOME=str(tmp_path))[1]
+
+
 def test_a_module_of_no_possible_name_is_no_file() -> None:
     ran = subprocess.run([sys.executable, "-c", "import terapipe_c as tp; print(tp.cuda.device_count(), tp.cuda.why_not())"],
                          capture_output=True, text=True, env={**os.environ, "TERAPIPE_CUDA_MODULE": TOO_LONG})  # fmt: skip
