@@ -108,7 +108,8 @@ def attention_kernel(device: int = 0, dtype: str = "bf16") -> str:
     """Which of the package's kernels computes attention on that GPU: "wgmma" or "mma"; see TERAPIPE_ATTENTION above."""
     from .backend import choose
 
-    return str(load().attention_kernel(device, int(choose("cuda", dtype).dtype == "bf16")))
+    number, bf16 = _number_of(device), choose("cuda", dtype).dtype == "bf16"
+    return str(load().attention_kernel(number, int(bf16)))
 
 
 def pipeline_on_one_gpu(region: Region, device: int = 0, timeout_s: float = 0.0,
@@ -118,7 +119,14 @@ def pipeline_on_one_gpu(region: Region, device: int = 0, timeout_s: float = 0.0,
     for four of which a rank has memory for each rank that it sends to."""
     from .device_comm import pipeline_on_one_gpu
 
-    return pipeline_on_one_gpu(region, device, timeout_s, largest)
+    return pipeline_on_one_gpu(region, _number_of(device), timeout_s, largest)
+
+
+def _number_of(device: Any) -> int:
+    """A GPU's number as the C module takes it; InvalidValueError where it is none."""
+    from .config import whole
+
+    return whole("device", device, 0, 2**31 - 1)
 
 
 def load() -> ModuleType:

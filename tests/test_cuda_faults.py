@@ -71,6 +71,15 @@ def test_host_memory_that_is_not_given_is_not_put_on_ulimit(library):
     assert words.startswith(f"stage 0 needs {1 << 40} bytes of page-locked host memory") and "ulimit" not in words
 
 
+@pytest.mark.parametrize(("device", "told"), [("0", "is '0': a whole number"), (1 << 40, "at most 2147483647"), (-1, "least 0")])
+def test_a_number_that_no_gpu_has_is_told_in_our_words(emulation, device, told):
+    """They were C's: that a str cannot be interpreted, and a signed integer is greater than maximum."""
+    region = _core.Region.create(2, bytearray([0, 1, 1, 0]), 1 << 16, 64, False)
+    for ask in (lambda: tp.cuda.attention_kernel(device), lambda: tp.cuda.pipeline_on_one_gpu(region, device)):
+        with pytest.raises(tp.InvalidValueError, match=told):
+            ask()
+
+
 @pytest.mark.parametrize(("more", "told"), [({"largest": 8}, "made for at most 8"), ({"largest": 8192}, None), ({}, None)])
 def test_who_asks_for_parts_says_how_large_a_message_may_be(emulation, monkeypatch, more, told):
     """Beyond what nobody need say, too: a micro-batch of 16 sequences of 1024 tokens and width 2048 is four times as much."""
