@@ -172,10 +172,18 @@ def find_cuda():
     return nvcc, str(include), str(library)
 
 
+def cuda_archs():
+    """As TERAPIPE_CUDA_ARCHS says: one that nvcc does not know would cost the whole backend, and pip shows nothing of that."""
+    wish = os.environ.get("TERAPIPE_CUDA_ARCHS", "")
+    if any(not (number := arch.rstrip("af")).isdecimal() or int(number) < 80 for arch in wish.split()):
+        sys.exit(f'setup.py: TERAPIPE_CUDA_ARCHS is {wish!r}; it must be numbers from 80 on between spaces, as "80 90"')
+    return wish.split() or CUDA_ARCHS
+
+
 def nvcc_command(nvcc, include, source, output):
     """Kernels for each GPU of CUDA_ARCHS. ptxas says what each kernel takes: spilled registers are a test's business. Without
     exceptions nothing needs libstdc++; 177: a header's function that a file does not use."""
-    archs = os.environ.get("TERAPIPE_CUDA_ARCHS", "").split() or CUDA_ARCHS
+    archs = cuda_archs()
     here = ["90a" if a == "90" and str(source) in CUDA_90A else a for a in archs]
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in here]
     if archs == CUDA_ARCHS:
@@ -273,6 +281,7 @@ def modules():
                        **common)]  # fmt: skip
     cuda, must = wanted("CUDA", find_cuda)
     if cuda is not None:
+        cuda_archs()
         found.append(Extension(
             "terapipe_c._cuda", cuda_sources(), **common, library_dirs=[cuda[2]],
             libraries=["cudart_static", "dl", "rt", "pthread", "m"],

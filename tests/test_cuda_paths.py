@@ -1,4 +1,5 @@
-"""Folders and files whose names are no UTF-8, or that are not to be looked into: CUDA is found, or told of, all the same."""
+"""Folders and files whose names are no UTF-8, or that are not to be looked into: CUDA is found, or told of, all the same. And GPUs
+to build for that are none."""
 import os
 import shutil
 import subprocess
@@ -77,12 +78,30 @@ def test_a_module_of_no_possible_name_is_no_file() -> None:
     assert ran.stdout.startswith("0 TERAPIPE_CUDA_MODULE is '/aaa") and ran.stdout.endswith("which is no file\n"), ran.stderr
 
 
-def test_a_home_that_is_not_to_be_looked_into_costs_the_backend_alone(tmp_path: Path) -> None:
+def modules(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What setup.py would build where this folder holds all compilers."""
     for name, body in (("nvcc", "echo 'release 13.0, V13.0.88'"), ("g++", "exit 0")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
     script = "import runpy; s = runpy.run_path('setup.py', run_name='setup_py'); print([e.name for e in s['modules']()])"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "TERAPIPE_"))}
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
-                         env={**kept, "PATH": str(tmp_path), "CUDA_HOME": TOO_LONG})  # fmt: skip
+    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                          env={**kept, "PATH": str(folder), **environment})  # fmt: skip
+
+
+def test_a_home_that_is_not_to_be_looked_into_costs_the_backend_alone(tmp_path: Path) -> None:
+    ran = modules(tmp_path, CUDA_HOME=TOO_LONG)
     assert "terapipe_c._core" in ran.stdout, ran.stderr[-500:]
+
+
+@pytest.mark.parametrize("archs", ["sm_90", "80,90", "75"])
+def test_gpus_that_are_none_are_told_before_they_cost_the_backend(tmp_path: Path, archs: str) -> None:
+    """nvcc refused them, and pip was content with a package without CUDA."""
+    for what in ("lib/libcudart_static.a", "include/cuda_runtime_api.h"):
+        (tmp_path / what).parent.mkdir()
+        (tmp_path / what).write_text("")
+    asked = {"CUDA_HOME": str(tmp_path), "TERAPIPE_CUDA_ARCHS": archs}
+    told = modules(tmp_path, **asked)
+    assert told.returncode and f"TERAPIPE_CUDA_ARCHS is '{archs}'; it must be numbers from 80 on" in told.stderr
+    assert "terapipe_c._core" in modules(tmp_path, **asked, TERAPIPE_CUDA="0").stdout
+    assert "terapipe_c._cuda" in modules(tmp_path, **{**asked, "TERAPIPE_CUDA_ARCHS": "90a 100f 120"}).stdout
