@@ -110,10 +110,15 @@ def _crowded(job: Mapping[str, Any], copies: bool) -> list[str]:
             f"{cores:g} core{'s' * (cores != 1)}: the prediction gives every thread a core of its own"]
 
 
+def _gpus(ends: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the GPUs that the ranks computed on; none: on the CPU."""
+    return sorted({str(end["gpu"]) for end in ends if end.get("gpu")})
+
+
 def _measured_otherwise(plan: Any, job: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why the prediction cannot hold, where its seconds are of another GPU or of other products than the run's."""
     wrong = []
-    gpus = sorted({str(end["gpu"]) for end in ends if end.get("gpu")})
+    gpus = _gpus(ends)
     device, exact = str(getattr(plan, "device", "")), getattr(plan, "reproducible", None)
     if device and gpus and gpus != [device]:
         wrong.append(f"the plan's seconds were measured on {device}, it ran on {' and '.join(gpus)}")
@@ -138,7 +143,7 @@ class Report:
         losses, steps: of every record. total_steps: that were asked for.
         paths: what was written where.
         caveats: what was otherwise than it was meant to be, and why.
-        about: the plan and the model.
+        about: the plan, the model and the GPUs that it ran on.
         planned, measured: the timelines of the step (one replica's) and of the last step; None where there is none.
     """
 
@@ -197,7 +202,7 @@ class Report:
             losses=[record["loss"] for record in records],
             steps=[record["step"] for record in records],
             paths={name: path for name, path in files.items() if os.path.exists(path)},
-            about=f"{plan!r} of {plan.model!r}",
+            about=f"{plan!r} of {plan.model!r}" + (f", measured on {' and '.join(gpus)}" if (gpus := _gpus(ends)) else ""),
             planned=planned,
             measured=timeline if len(intervals) else None,
             total_steps=job["steps"],

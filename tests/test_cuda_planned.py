@@ -148,7 +148,10 @@ def test_seconds_of_another_gpu_or_of_other_products_are_told(emulation, tmp_pat
     def told(plan, **options):
         run = tp.launch(plan, list(range(60)) * 9, 1, backend="cuda", dtype="float32", devices=[0, 0], processes=False,
                         progress=False, **options)
-        return [text for text in run.wait().report().caveats if "the plan's seconds" in text]
+        report = run.wait().report()
+        # what was not measured on a GPU is not shown as what was
+        assert f", measured on {own.device}\n" in repr(report) and f", measured on {own.device}<br>" in report._repr_html_()
+        return [text for text in report.caveats if "the plan's seconds" in text]
 
     assert told(mine, reproducible=False) == []
     assert [text.partition(",")[0] for text in told(elsewhere)] == [
