@@ -42,9 +42,17 @@ tp_dl_set_folders(const char *folders)
     return TP_OK;
 }
 
+#if defined(__x86_64__)
+#define MACHINE EM_X86_64
+#elif defined(__aarch64__)
+#define MACHINE EM_AARCH64
+#else
+#define MACHINE EM_NONE /* its loader's words do */
+#endif
+
 /* Where the last part that is loaded of an open file ends; 0: no library of this loader's, which says so itself. */
 static uint64_t
-end_of(int file)
+end_of(int file, int *machine)
 {
     ElfW(Ehdr) head;
     ElfW(Phdr) part;
@@ -52,6 +60,7 @@ end_of(int file)
     if (pread(file, &head, sizeof head, 0) != sizeof head || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
         head.e_ident[EI_CLASS] != (sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32) || head.e_phentsize != sizeof part)
         return 0;
+    *machine = MACHINE == EM_NONE ? EM_NONE : head.e_machine;
     for (uint64_t i = 0; i < head.e_phnum; i++) {
         if (pread(file, &part, sizeof part, (off_t)(head.e_phoff + i * sizeof part)) != sizeof part)
             return 0;
@@ -62,21 +71,24 @@ end_of(int file)
 }
 
 /* dlopen, and *why not. A library that was not copied whole, as where a disk was full, is *cut: the loader would touch what is not
- * there, which ends the process (SIGBUS) without a word. */
+ * there, which ends the process (SIGBUS) without a word. Of another processor's it says that there is no such file. */
 static void *
 open_whole(const char *path, const char **why, int *cut)
 {
     static _Thread_local char words[128];
-    int file = strchr(path, '/') ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+    int file = strchr(path, '/') ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1, machine = MACHINE;
     struct stat is = {.st_size = 0};
-    uint64_t end = file >= 0 && fstat(file, &is) == 0 ? end_of(file) : 0;
+    uint64_t end = file >= 0 && fstat(file, &is) == 0 ? end_of(file, &machine) : 0;
     if (file >= 0)
         close(file);
     *cut = end > (uint64_t)is.st_size;
-    snprintf(words, sizeof words, "it was not copied whole: %llu of its %llu bytes are here", (unsigned long long)is.st_size,
-             (unsigned long long)end);
+    if (*cut)
+        snprintf(words, sizeof words, "it was not copied whole: %llu of its %llu bytes are here", (unsigned long long)is.st_size,
+                 (unsigned long long)end);
+    else
+        snprintf(words, sizeof words, "it is of another processor (ELF machine %d, here %d)", machine, MACHINE);
     void *handle = *cut ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    *why = handle ? NULL : *cut ? words : dlerror();
+    *why = handle ? NULL : *cut || machine != MACHINE ? words : dlerror();
     return handle;
 }
 

@@ -55,7 +55,7 @@ def test_an_error_that_ends_within_a_character_is_told() -> None:
         assert told.startswith("'NCCL: TERAPIPE_NCCL is \"/") and "\\xe9" in told
 
 
-def test_a_library_that_was_not_copied_whole_ends_no_process(tmp_path: Path) -> None:
+def test_a_library_that_is_not_all_there_or_another_processors_is_told(tmp_path: Path) -> None:
     """As where a disk was full: the loader read behind the file's end, and Python died of SIGBUS, without a word."""
     source = "static char big[100000] = {1}; char *of(int i) { return big + i; }"
     whole, cut, other = tmp_path / "whole.so", tmp_path / "lib64/libnccl.so.2", tmp_path / "other"
@@ -66,6 +66,10 @@ def test_a_library_that_was_not_copied_whole_ends_no_process(tmp_path: Path) -> 
     assert f"which does not load: {words}" in look(TERAPIPE_NCCL=str(cut))[1]
     assert f"NCCL does not load: {cut}: {words}" in look(CUDA_HOME=str(tmp_path))[1]
     assert f"NCCL does not load: {cut}: {words}" in look(LD_LIBRARY_PATH=f"{other}::{cut.parent}:{tmp_path}")[1]
+    foreign = bytearray(whole.read_bytes())
+    foreign[18:20] = b"\x16\x00"  # S/390, of which glibc says that there is no such file
+    (tmp_path / "foreign.so").write_bytes(foreign)
+    assert "which does not load: it is of another processor (ELF machine 22" in look(TERAPIPE_NCCL=str(tmp_path / "foreign.so"))[1]
     other.mkdir()
     shutil.copy(whole, other / "libnccl.so.2")  # the loader's order: this one is whole, and no NCCL
     assert f"NCCL at {other}/libnccl.so.2 lacks nccl" in look(LD_LIBRARY_PATH=f"{other}:{cut.parent}")[1]
