@@ -256,8 +256,7 @@ class Plan:
             program = Program.parse(data["program"])
             program.check()
             shape = (program.num_stages, sum(len(lengths) for _, lengths in slicing))
-            durations = {k: np.ascontiguousarray(np.broadcast_to(np.array(v, np.float64), shape))
-                         for k, v in data["durations"].items()}
+            durations = {k: _spread(f"durations[{k!r}]", v, shape) for k, v in data["durations"].items()}
             for name in ("recompute", "swap"):
                 if len(data[name]) not in (0, model.num_blocks):
                     raise InvalidValueError(f"{name} has {len(data[name])} entries: one for each of the {model.num_blocks} "
@@ -378,6 +377,15 @@ def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, ND
         if not ((seconds >= 0).all() and (seconds <= LONG).all()):
             raise InvalidValueError(f"durations[{name!r}] is negative or above {LONG:g} somewhere: seconds from 0 on would be "
                                     "right")
+
+
+def _spread(name: str, value: Any, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """[stages, units] of what `_thin` left."""
+    try:
+        return np.ascontiguousarray(np.broadcast_to(np.array(value, np.float64), shape))
+    except (TypeError, ValueError, OverflowError):         # an int may be beyond all floats
+        raise InvalidValueError(f"{name} is {brief(value)}: seconds, [{shape[0]} stages, {shape[1]} slices], would be "
+                                "right") from None
 
 
 def _thin(array: NDArray[np.float64]) -> list[list[float]]:

@@ -557,7 +557,8 @@ def test_costs_that_do_not_add_up_and_batches_beyond_reason_are_refused():
     ("busy_s", [1.0, float("inf")], r"busy_s\[1\] is inf"), ("bubbles", {"warmup": float("nan")}, "bubbles"),
     ("peak_memory_bytes", [1, 2**63], r"peak_memory_bytes\[1\] is 9223372036854775808"),
     ("peak_memory_bytes", [1.5, 2], r"peak_memory_bytes\[0\] is 1.5"),
-    ("durations", {}, "durations has no F"), ("memory_limit_bytes", -1, "memory_limit_bytes is -1"),
+    ("durations", {}, "durations has no F"), ("durations", {"F": [[10**400]]}, r"durations\['F'\] is .*: seconds"),
+    ("memory_limit_bytes", -1, "memory_limit_bytes is -1"),
     ("slicing_bound_s", float("inf"), "slicing_bound_s is inf")])  # fmt: skip
 def test_a_plan_whose_predictions_are_no_numbers_is_not_loaded(tmp_path, key, value, words):
     data = plan(**GOOD).to_dict()
