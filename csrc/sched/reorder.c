@@ -2,6 +2,7 @@
  * placed; of a rank's that can start together a backward before a forward, of backwards the latest stage's, of forwards the earliest
  * stage's. So micro-batches go forward breadth first, and a micro-batch goes back as soon as it can. A rank that waits does weight
  * gradients, which take no place in the result: split puts them where they are best. */
+#include "csrc/sched/earliest.h"
 #include "csrc/sched/internal.h"
 #include "csrc/sched/links.h"
 
@@ -35,6 +36,7 @@ typedef struct {
     double *clock;                /* [ranks] */
     cursor *forward, *back, *weight; /* [stages] */
     choice *next;                 /* [ranks] */
+    tp_earliest soonest;
     int64_t *write;               /* [ranks] */
     int32_t *first, *lower, *last, *upper; /* [ranks], [stages] a rank's stages, ascending and descending; -1 */
     tp_sched_links links;
@@ -178,6 +180,13 @@ place_op(lister *l, int rank, const choice *best)
 }
 
 static void
+choose_next(lister *l, int rank)
+{
+    l->next[rank] = choose(l, rank);
+    tp_earliest_set(&l->soonest, rank, l->next[rank].op >= 0, l->next[rank].start);
+}
+
+static void
 begin(lister *l)
 {
     const tp_program *p = l->p;
@@ -197,8 +206,9 @@ begin(lister *l)
         *(*last < 0 ? &l->first[p->rank_of[v]] : &l->upper[*last]) = v;
         *last = v;
     }
+    tp_earliest_reset(&l->soonest);
     for (int r = 0; r < p->ranks; r++)
-        l->next[r] = choose(l, r);
+        choose_next(l, r);
 }
 
 static tp_status
@@ -207,18 +217,15 @@ fill(lister *l)
     const tp_program *p = l->p;
     begin(l);
     for (int64_t left = l->to->begin[p->ranks]; left > 0;) {
-        int rank = 0;
-        TP_TRY(tp_deadline_check_after(&l->asked, p->ranks + p->stages / p->ranks));
-        for (int k = 1; k < p->ranks; k++)
-            if (l->next[k].op >= 0 && (l->next[rank].op < 0 || l->next[k].start < l->next[rank].start))
-                rank = k;
+        TP_TRY(tp_deadline_check_after(&l->asked, 32 + p->stages / p->ranks));
+        int rank = tp_earliest_first(&l->soonest);
         choice best = l->next[rank];
         place_op(l, rank, &best);
         left -= best.op != TP_OP_W;
         int reader = best.op == TP_OP_W ? -1 : best.stage + (best.op == TP_OP_F ? 1 : -1);
-        l->next[rank] = choose(l, rank);
-        if (reader >= 0 && reader < p->stages) /* nobody else has anything new to choose from */
-            l->next[p->rank_of[reader]] = choose(l, p->rank_of[reader]);
+        choose_next(l, rank);
+        if (reader >= 0 && reader < p->stages && p->rank_of[reader] != rank) /* nobody else has anything new to choose from */
+            choose_next(l, p->rank_of[reader]);
     }
     return TP_OK;
 }
@@ -246,6 +253,7 @@ lister_open(lister *l)
     int in_turn = l->d->latency_s != NULL;
     TP_TRY(tp_sched_links_open(l->p, &l->links));
     TP_TRY(open_target(l->p, &l->to));
+    TP_TRY(tp_earliest_open(&l->soonest, l->p->ranks));
     l->ready_f = malloc(2 * stages * (size_t)l->units * sizeof *l->ready_f);
     l->clock = malloc(ranks * sizeof *l->clock);
     l->forward = malloc(3 * stages * sizeof *l->forward);
@@ -270,6 +278,7 @@ static void
 lister_close(lister *l)
 {
     tp_sched_links_close(&l->links);
+    tp_earliest_close(&l->soonest);
     tp_program_close(l->to);
     free(l->ready_f);
     free(l->clock);

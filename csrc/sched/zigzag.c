@@ -2,6 +2,7 @@
  * start first is placed, backward before forward before weight gradients. ZB-V where no closed rule gives it: two chunks, W
  * fills waits (zero bubble pipelines, Qi et al. 2024, sec. 3 and 6). Hanayo (Liu et al. 2023): two chunks a wave, whole
  * backwards. A few variants are tried and the best by simulation stays. */
+#include "csrc/sched/earliest.h"
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
@@ -33,6 +34,7 @@ typedef struct {
     int chunks, backward; /* backward: TP_OP_I, and W apart, or TP_OP_B */
     tp_program *to;
     choice *next;  /* [ranks] */
+    tp_earliest first;
     place *stage;  /* [stages] */
     double *times; /* their memory */
     double *clock; /* [ranks] */
@@ -119,10 +121,25 @@ place_op(lister *l, int rank, const choice *c)
         p[-1].ready_b[micro] = end;
 }
 
+/* Entries of a stage in `times`: an odd number of cache lines, for with powers of two the stages would share the same few sets of
+ * every cache. */
+static int64_t
+times_a_stage(const lister *l)
+{
+    return (((int64_t)l->r->micros + 7) / 8 | 1) * 8;
+}
+
 static int64_t
 ops_a_slice(const lister *l)
 {
     return l->backward == TP_OP_I ? 3 : 2;
+}
+
+static void
+choose_next(lister *l, int rank)
+{
+    l->next[rank] = choose(l, rank);
+    tp_earliest_set(&l->first, rank, l->next[rank].op >= 0, l->next[rank].start);
 }
 
 static tp_status
@@ -130,11 +147,11 @@ fill(lister *l)
 {
     const tp_zigzag_request *r = l->r;
     int stages = l->to->stages;
-    for (int64_t i = 0; i < 2 * (int64_t)stages * r->micros; i++)
+    int64_t row = times_a_stage(l);
+    for (int64_t i = 0; i < 2 * stages * row; i++)
         l->times[i] = NOT_YET;
     for (int v = 0; v < stages; v++)
-        l->stage[v] = (place){.ready_f = l->times + (int64_t)v * r->micros,
-                              .ready_b = l->times + ((int64_t)stages + v) * r->micros};
+        l->stage[v] = (place){.ready_f = l->times + v * row, .ready_b = l->times + (stages + v) * row};
     memset(l->held, 0, (size_t)r->ranks * sizeof *l->held);
     for (int q = 0; q < r->micros; q++)
         l->stage[0].ready_f[q] = 0.0;
@@ -142,22 +159,20 @@ fill(lister *l)
         l->clock[rank] = 0.0;
         l->write[rank] = l->to->begin[rank];
     }
+    tp_earliest_reset(&l->first);
     for (int k = 0; k < r->ranks; k++)
-        l->next[k] = choose(l, k);
+        choose_next(l, k);
     for (int64_t ops = ops_a_slice(l) * stages * r->micros; ops > 0; ops--) {
-        int rank = 0;
-        TP_TRY(tp_deadline_check_after(&l->asked, r->ranks + 8 * (int64_t)l->chunks));
-        for (int k = 1; k < r->ranks; k++)
-            if (l->next[k].op >= 0 && (l->next[rank].op < 0 || l->next[k].start < l->next[rank].start))
-                rank = k;
+        TP_TRY(tp_deadline_check_after(&l->asked, 32 + 8 * (int64_t)l->chunks));
+        int rank = tp_earliest_first(&l->first);
         choice best = l->next[rank];
         if (best.op < 0)
             return tp_fail(TP_EINFEASIBLE, "most is %d activations of a stage: at least %d would be right", r->most, l->chunks);
         place_op(l, rank, &best);
         int reader = best.op == TP_OP_W ? -1 : best.stage + (best.op == TP_OP_F ? 1 : -1);
-        l->next[rank] = choose(l, rank);
-        if (reader >= 0 && reader < stages) /* nobody else has anything new to choose from */
-            l->next[l->to->rank_of[reader]] = choose(l, l->to->rank_of[reader]);
+        choose_next(l, rank);
+        if (reader >= 0 && reader < stages && l->to->rank_of[reader] != rank) /* nobody else has anything new to choose from */
+            choose_next(l, l->to->rank_of[reader]);
     }
     return TP_OK;
 }
@@ -281,17 +296,21 @@ build(lister *l, tp_program **out)
     l->v.seconds[TP_OP_W] = l->r->weight_s;
     l->v.seconds[TP_OP_B] = l->r->input_s + l->r->weight_s;
     l->stage = malloc(stages * sizeof *l->stage);
-    l->times = malloc(2 * stages * (size_t)l->r->micros * sizeof *l->times);
+    l->times = malloc(2 * stages * (size_t)times_a_stage(l) * sizeof *l->times);
     l->clock = malloc(ranks * sizeof *l->clock);
     l->next = malloc(ranks * sizeof *l->next);
     l->held = malloc(ranks * sizeof *l->held);
     l->write = malloc(ranks * sizeof *l->write);
     tp_program *best = NULL;
-    tp_status status = TP_OK;
-    if (l->stage == NULL || l->times == NULL || l->clock == NULL || l->next == NULL || l->held == NULL || l->write == NULL)
+    tp_status status = tp_earliest_open(&l->first, l->r->ranks);
+    if (status != TP_OK) {
+        /* told already */
+    } else if (l->stage == NULL || l->times == NULL || l->clock == NULL || l->next == NULL || l->held == NULL || l->write == NULL) {
         status = tp_fail(TP_EMEMORY, "no memory to place %zu stages", stages);
-    else
+    } else {
         status = best_of(l, &best);
+    }
+    tp_earliest_close(&l->first);
     free(l->stage);
     free(l->times);
     free(l->clock);
