@@ -206,8 +206,8 @@ def chimera(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> 
 def bpipe(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
     """BPipe (Kim et al. 2023): 1F1B whose rank r < ranks / 2 sends what it keeps of some micro-batches to rank ranks - 1 - r
     (``0SE4.0@3``, received by ``0RE4.0@0``) and has it back (``0SL4.0@0``, ``0RL4.0@3``) for their backward: no rank holds more
-    than ceil((ranks + 2) / 2) micro-batches, guests included, where rank 0 of 1F1B holds ``ranks``. Its unit is the whole
-    micro-batch.
+    than ceil((ranks + 2) / 2) micro-batches, guests included, where rank 0 of 1F1B holds ``ranks`` (lowered, where
+    micro-batches differ in slices, a message may land in one buffer more). Its unit is the whole micro-batch.
 
     From 4 ranks on; of fewer ranks, or few micro-batches, it is 1F1B. Evicted are those that went forward last, where the next
     forward or load has no room otherwise; a load has the time of a forward or more: messages of up to f cost nothing (b = 2 f).
