@@ -40,14 +40,18 @@ class Curve:
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.seconds):
             raise InvalidValueError(f"a curve has {len(self.rows)} rows and {len(self.seconds)} seconds")
-        for name in ("rows", "seconds"):
-            object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
-        numbers = [*self.rows, *self.seconds, self.pair_s, self.a0, self.a1, self.a2, self.a3, self.scale]
-        if not all(math.isfinite(x) for x in numbers):
+        try:
+            for name in ("rows", "seconds"):
+                object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
+            numbers = [*self.rows, *self.seconds, self.pair_s, self.a0, self.a1, self.a2, self.a3, self.scale, self.table]
+            finite = all(math.isfinite(x) for x in numbers)
+        except OverflowError:                                           # a whole number beyond all floats
+            finite = False
+        if not finite:
             raise InvalidValueError("a curve has a number that is not finite")
         for name in ("pair_s", "a0", "a1", "a2", "a3", "scale"):        # NumPy's numbers have no place in a file
             object.__setattr__(self, name, float(getattr(self, name)))
-        if not math.isfinite(self.table) or int(self.table) != self.table:
+        if int(self.table) != self.table:
             raise InvalidValueError(f"a curve's table is {self.table}: a whole number, the table's index, would be right")
         object.__setattr__(self, "table", int(self.table))
 

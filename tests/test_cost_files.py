@@ -78,6 +78,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
         (("curves", "ffn.I", "scale"), -0.25, "curve ffn.I: scale of -0.25"),
         (("curves", "head.F", "seconds"), [0.0, -2.0], "curve head.F: seconds of -2"),
         (("curves", "head.F", "pair_s"), -1.0, "curve head.F: pair_s of -1"),
+        (("curves", "head.F", "rows"), [0.0, 10**400], "curve head.F: a curve has a number that is not finite"),
         (("fit_errors", "head.F"), [0.1, -math.inf], "fit_errors of head.F is -inf"),
         (("fit_error",), -0.5, "fit_error is -0.5"),
     ],
@@ -93,6 +94,12 @@ def test_a_file_is_asked_what_its_makers_were_asked(tmp_path, place, value, word
     (tmp_path / "costs.json").write_text(json.dumps(data))
     with pytest.raises(InvalidValueError, match=f"costs.json is damaged: {words}"):
         CostModel.load(tmp_path / "costs.json")
+
+
+@pytest.mark.parametrize("field", ["pair_s", "a0", "a2", "scale", "table"])
+def test_a_curve_of_a_whole_number_beyond_all_floats_is_refused(field):
+    with pytest.raises(InvalidValueError, match="a curve has a number that is not finite"):
+        Curve((0.0, 1.0), (0.0, 1.0), **{field: 10**400})
 
 
 def test_a_curve_of_numpys_numbers_is_saved(tmp_path):
