@@ -394,6 +394,32 @@ def test_a_fork_that_ends_says_no_goodbye_for_the_rank():
     assert said == ["good\n", "good\n", 2 * refused + "good\n"]
 
 
+def test_what_a_fork_opens_in_the_place_of_connections_is_its_forks_too():
+    """Forks of a fork lost the connections again: by then there were files of its own at those numbers."""
+    code = """if True:
+        import os, sys, threading
+        from terapipe_c import _core
+        port, comms = int(sys.argv[1]), [None] * 2
+
+        def meet(rank):
+            region = _core.Region.create(2, bytes(4), 0, 64, False)
+            comms[rank] = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 0]), 64, timeout_s=20.0)
+
+        threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        if not os.fork():
+            os.closerange(3, 256)           # as what becomes a daemon does
+            files = [os.open(os.devnull, os.O_WRONLY) for _ in range(32)]
+            if not os.fork():
+                os._exit([os.write(file, b"word") for file in files] != [4] * 32)
+            os._exit(os.wait()[1] != 0)
+        os._exit(os.wait()[1] != 0)
+    """
+    words = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", code, str(free_port())]
+    assert subprocess.run(words, check=False, timeout=60).returncode == 0
+
+
 def test_who_has_no_descriptor_for_a_rank_says_so():
     """It said that ranks did not come, after it had looked for them without a pause until it gave up."""
     port = free_port()

@@ -34,6 +34,7 @@ in_the_fork(void)
                 (void)dup3(none, one->control[i], O_CLOEXEC);
     if (none >= 0)
         close(none);
+    first = NULL; /* lost once: a fork of this one may have files of its own at those numbers */
     pthread_mutex_unlock(&lock);
 }
 
@@ -67,9 +68,10 @@ tp_links_close(tp_links *links)
         return;
     pthread_mutex_lock(&lock);
     tp_links **at = &first;
-    while (*at != links)
+    while (*at != NULL && *at != links)
         at = &(*at)->next;
-    *at = links->next;
+    if (*at != NULL) /* else it is of what this process was forked from */
+        *at = links->next;
     for (int i = 0; i < 2 * links->ranks; i++)
         if (links->control[i] >= 0)
             close(links->control[i]);
