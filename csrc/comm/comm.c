@@ -333,8 +333,10 @@ drive(const ring_comm *c, transfer *out, transfer *in)
             break;
     }
     waiting_over(c, &w);
-    if (status != TP_OK && (midway(out) || midway(in)))
-        atomic_store_explicit(&(midway(out) ? out : in)->ring->cut, 1, memory_order_relaxed);
+    if (status != TP_OK && midway(out))
+        atomic_store_explicit(&out->ring->cut, 1, memory_order_relaxed);
+    if (status != TP_OK && midway(in))
+        atomic_store_explicit(&in->ring->cut, 1, memory_order_relaxed);
     return status;
 }
 
