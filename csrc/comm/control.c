@@ -367,14 +367,17 @@ all_ended(const tp_control *c)
     return 1;
 }
 
-/* At the end. Who has not yet read what was gathered is to have it, and the words behind it. */
-static int64_t
-patience(const tp_control *c)
+/* At the end, since *closing, and since *rest with nothing unsent. Who has not yet read what was gathered is to have it, the words
+ * behind it, and then time for a goodbye: to speak to what is closed would take from it what it has still to read. */
+static int
+is_over(const tp_control *c, int64_t *closing, int64_t *rest)
 {
+    int64_t now = tp_clock_ns();
+    *closing = *closing == 0 ? now : *closing;
+    *rest = *rest == 0 ? now : *rest;
     for (int i = 0; i < c->lines; i++)
-        if (c->line[i].unsent.count > 0)
-            return LONG_NS;
-    return LINGER_NS;
+        *rest = c->line[i].unsent.count > 0 && now - *closing <= LONG_NS ? now : *rest;
+    return all_ended(c) || now - *rest > LINGER_NS;
 }
 
 static void *
@@ -382,7 +385,7 @@ listen_on(void *argument)
 {
     tp_control *c = argument;
     struct pollfd *fds = calloc((size_t)c->lines + 1, sizeof *fds);
-    int64_t last = 0, looked = tp_clock_ns(), closing = INT64_MAX;
+    int64_t last = 0, looked = tp_clock_ns(), closing = 0, rest = 0;
     int over = fds == NULL;
     pthread_mutex_lock(&c->lock);
     for (int ticks = 0; !over;) {
@@ -408,9 +411,7 @@ listen_on(void *argument)
             if (ticks % TABLE_TICKS == 0)
                 drop_silent(c);
         }
-        if (c->closing && closing == INT64_MAX)
-            closing = tp_clock_ns();
-        over = c->closing && (all_ended(c) || tp_clock_ns() - closing > patience(c));
+        over = c->closing && is_over(c, &closing, &rest);
     }
     pthread_mutex_unlock(&c->lock);
     free(fds);
