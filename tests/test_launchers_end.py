@@ -179,9 +179,11 @@ def test_a_signal_to_a_fork_of_a_rank_is_not_the_ranks(number):
     handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
     with watch.Watch(region, find_place(STARTED["mpirun"])), warnings.catch_warnings():
         warnings.simplefilter("ignore")     # of threads, beside which Python 3.12 would rather not be forked
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        fork = multiprocessing.get_context("fork")
+        began = fork.Event()
+        child = fork.Process(target=lambda: (began.set(), time.sleep(60)))
         child.start()
-        time.sleep(0.2)
+        assert began.wait(30)       # with handlers of its own by now
         os.kill(child.pid, number)
         child.join(30)
         time.sleep(4 * watch.TICK_S)
