@@ -96,9 +96,12 @@ def _shared_memory() -> frozenset[str]:
 @functools.cache
 def _finish_at_exit(memory: frozenset[str]) -> None:
     """MPI cannot be initialised twice in a process, so it is finalised at the end of that, not of a run. memory: what this start
-    has mapped (nothing where MPI was started before), which stays for ever where MPI is not finalised."""
+    has mapped (nothing where MPI was started before), which stays for ever where MPI is not finalised. A fork has no MPI of its
+    own: to finalise the one it inherits would be to wait for the other ranks."""
+    owner = os.getpid()
+
     def finish() -> None:
-        if not _core.mpi_finish(_module().transport):
+        if os.getpid() == owner and not _core.mpi_finish(_module().transport):
             for name in memory:
                 with suppress(OSError):     # another rank was first
                     os.unlink(name)

@@ -280,3 +280,40 @@ def test_two_jobs_at_one_port_do_not_take_each_others_ranks(tmp_path):
         job.wait(60)
     assert [sorted(job.communicate()[0].splitlines()) for job in jobs] == [[f"{rank} b'{job}{job}'" for rank in (0, 1)]
                                                                            for job in "01"]
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+def test_a_fork_sends_nothing_in_the_name_of_the_rank_and_ends(name):
+    """Over MPICH its message came, in the place of the rank's next; over Open MPI it waited for ever, and at its end over both: to
+    finalise the rank's MPI."""
+    code = """if True:
+        import os, sys
+        from terapipe_c import _core, mpi
+        from terapipe_c.environment import find_place
+        place = find_place(os.environ)
+        region = _core.Region.create(2, bytes(4), 0, 64, False)
+        control = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(4), 4096, ports=place.ports, timeout_s=30.0)
+        comm = mpi.connect(control, place.launcher)
+        if place.rank == 0:
+            comm.send(1, 1, b"first")       # in the outbox, it may be
+            if not os.fork():
+                try:
+                    comm.send(1, 2, b"forks")
+                except _core.InvalidValueError as error:
+                    assert "this is a fork of it" in str(error)
+                    comm.close()
+                    sys.exit(0)
+                os._exit(1)
+            assert os.wait()[1] == 0
+            comm.send(1, 2, b"ranks")
+        else:
+            comm.recv(0, 1, bytearray(5))
+            comm.recv(0, 2, into := bytearray(5))
+            assert into == b"ranks"
+        comm.barrier()
+        comm.close()
+        control.close()
+        sys.stdout.write("well ")
+    """
+    done = named(name).run([sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", code], 2)
+    assert (done.returncode, done.stdout) == (0, "well well "), done.stderr

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "csrc/base/clock.h"
 #include "csrc/comm/mpi_outbox.h"
@@ -58,6 +59,7 @@ typedef struct {
     tp_region *region;
     tp_wire wire;
     size_t outbox_bytes;
+    pid_t owner;
     pthread_mutex_t lock; /* of MPI, and of all that follows */
     pthread_t thread;
     int open, helped; /* there is the wire; the thread */
@@ -319,6 +321,7 @@ take_lock(mpi_comm *c)
 static tp_status
 begin(mpi_comm *c, int peer)
 {
+    TP_TRY(tp_comm_check_owner(c->owner));
     TP_TRY(tp_comm_check_peer(&c->base, peer));
     TP_TRY(tp_comm_check_abort(&c->base, c->region));
     if (stuck)
@@ -473,6 +476,8 @@ static void
 mpi_close(tp_comm *comm)
 {
     mpi_comm *c = (mpi_comm *)comm;
+    if (c->owner != getpid()) /* a fork: what is under way is the rank's, and so is MPI */
+        return;
     take_lock(c);
     for (int peer = 0; peer < comm->ranks; peer++) {
         flush_outbox(c, &c->link[peer]);
@@ -536,6 +541,7 @@ mpi_open(tp_comm *control, tp_region *region, size_t outbox_bytes, tp_comm **out
     c->base = (tp_comm){&mpi_ops, control->rank, control->ranks, control->timeout_ns, 0};
     c->control = control;
     c->region = region;
+    c->owner = getpid();
     c->outbox_bytes = tp_outbox_lines(outbox_bytes < ENVELOPE ? ENVELOPE : outbox_bytes);
     c->link = links;
     pthread_mutex_init(&c->lock, NULL);

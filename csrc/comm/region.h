@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdalign.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 #define TP_LINE         64 /* bytes that two cores never share here without meaning to */
 #define TP_REGION_MAGIC 0x3167657270745Full
@@ -113,6 +114,9 @@ tp_region_sleep(tp_region_rank *rank, uint32_t seen, int64_t timeout_ns, int sha
 /* EABORTED with the first failure's words once the region is aborted. */
 TP_MUST_USE tp_status
 tp_comm_check_abort(const tp_comm *comm, const tp_region *region);
+/* EVALUE in a fork of the process that opened it: it has lost the connections, and has not the thread. */
+TP_MUST_USE tp_status
+tp_comm_check_owner(pid_t owner);
 /* EVALUE unless peer is another rank. */
 TP_MUST_USE tp_status
 tp_comm_check_peer(const tp_comm *comm, int peer);

@@ -214,19 +214,10 @@ drive(tcp_comm *c, sending *out, int from)
 
 /* ---- the vtable ------------------------------------------------------------------------------------------- */
 
-/* A fork has lost the connections, and has not the thread. */
-static tp_status
-check_owner(const tcp_comm *c)
-{
-    return c->owner == getpid() ? TP_OK
-                                : tp_fail(TP_EVALUE, "the communicator is of process %d and this is a fork of it, %d: one of its own "
-                                                     "would be right", (int)c->owner, (int)getpid());
-}
-
 static tp_status
 begin(const tcp_comm *c, int peer)
 {
-    TP_TRY(check_owner(c));
+    TP_TRY(tp_comm_check_owner(c->owner));
     TP_TRY(tp_comm_check_peer(&c->base, peer));
     if (c->link[peer].fd < 0)
         return tp_fail(TP_EVALUE, "rank %d has no connection with rank %d: the communicator was made without this pair",
@@ -318,7 +309,7 @@ static tp_status
 tcp_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
 {
     const tcp_comm *c = (const tcp_comm *)comm;
-    TP_TRY(check_owner(c));
+    TP_TRY(tp_comm_check_owner(c->owner));
     return tp_control_gather(c->control, mine, bytes, all);
 }
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 tp_status
 tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
@@ -18,6 +19,13 @@ tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
     if (rank < 0)
         return tp_fail(TP_EABORTED, "rank %d was ended: %s", comm->rank, text);
     return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", comm->rank, rank, text);
+}
+
+tp_status
+tp_comm_check_owner(pid_t owner)
+{
+    return owner == getpid() ? TP_OK : tp_fail(TP_EVALUE, "the communicator is of process %d and this is a fork of it, %d: one of its "
+                                                          "own would be right", (int)owner, (int)getpid());
 }
 
 tp_status
