@@ -14,7 +14,8 @@ typedef struct {
     tp_py_region *region;
     PyObject *beneath; /* the Comm that this one stands on, which goes after it; NULL */
     int rank, ranks;
-    int busy; /* a call is under way without the GIL; a communicator serves one thread at a time */
+    int busy;  /* a call is under way without the GIL; a communicator serves one thread at a time */
+    int above; /* communicators that stand on it, and call it by a pointer until they are closed */
 } comm_object;
 
 static PyObject *
@@ -59,6 +60,8 @@ tp_py_comm_wrap(tp_py_state *state, PyObject *region, PyObject *beneath, tp_comm
     }
     self->region = (tp_py_region *)Py_NewRef(region);
     self->beneath = Py_XNewRef(beneath);
+    if (beneath != NULL)
+        ((comm_object *)beneath)->above++;
     self->comm = comm;
     self->rank = comm->rank;
     self->ranks = comm->ranks;
@@ -73,6 +76,8 @@ close_comm(comm_object *self)
     if (comm != NULL) { /* a TCP communicator's goodbye waits for the others' */
         Py_BEGIN_ALLOW_THREADS comm->ops->close(comm);
         Py_END_ALLOW_THREADS
+        if (self->beneath != NULL)
+            ((comm_object *)self->beneath)->above--;
     }
 }
 
@@ -287,6 +292,10 @@ comm_close(PyObject *object, PyObject *unused)
         Py_RETURN_NONE;
     if (enter(self) < 0)
         return NULL;
+    if (self->above > 0) {
+        mark(self, 0);
+        return tp_py_invalid_value("another communicator stands on this one: to close that first would be right");
+    }
     close_comm(self);
     return leave(self, TP_OK);
 }
@@ -312,7 +321,7 @@ static PyMethodDef comm_methods[] = {
      "allgather($self, mine, /)\n--\n\nThe bytes of every rank, in order of ranks."},
     {"close", comm_close, METH_NOARGS,
      "close($self)\n--\n\nSay goodbye to the other ranks; no call but this one is possible any more. An engine may not outlive "
-     "it."},
+     "it, nor a\ncommunicator that stands on it: while one does this is refused."},
     {"barrier", comm_barrier, METH_NOARGS, "barrier($self)\n--\n\nReturn when every rank has called it."},
     {NULL, NULL, 0, NULL},
 };
