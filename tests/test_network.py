@@ -241,6 +241,12 @@ comm.close()
 """
 
 
+def is_asleep(pid):
+    """Whether all of its threads are."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(task.read_text().rpartition(")")[2].split()[0] == "S" for task in tasks)
+
+
 class Gathering:
     """Ranks that gather 8 MB each, whose result is more than the kernel takes for one that does not read it."""
 
@@ -270,7 +276,10 @@ class Gathering:
     def stop_after_giving(self, rank):
         """It is stopped with what the others gather before it has read any of it."""
         self.tell(rank)
-        time.sleep(0.3)
+        for _ in range(10):         # until it and rank 0 sleep whenever they are looked at: who has something to do does not
+            while not all(map(is_asleep, (self.ranks[0].pid, self.ranks[rank].pid))):
+                time.sleep(0.01)
+            time.sleep(0.03)
         self.ranks[rank].send_signal(signal.SIGSTOP)
 
     def go_on(self, rank):
