@@ -92,8 +92,8 @@ tp_comm_check_bytes(size_t bytes, size_t most)
 tp_status
 tp_comm_gathers_again(const tp_comm *comm)
 {
-    return tp_fail(TP_EVALUE, "rank %d gathers again though its last all-gather has failed: a new communicator would be right",
-                   comm->rank);
+    return tp_fail(TP_EVALUE, "rank %d gathers again though its last all-gather has failed: a new region and communicator would be "
+                              "right", comm->rank);
 }
 
 tp_status
