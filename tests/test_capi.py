@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
-from terapipe_c import _core
+import terapipe_c as tp
+from terapipe_c import _core, schedule, schedules
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "csrc" / "py").glob("*.c"))
@@ -253,3 +255,31 @@ def test_a_list_may_be_emptied_while_its_numbers_are_read() -> None:
     micros[0] = (ClearsMicros(), [4])  # type: ignore[assignment]
     model = (1, 1, 8, 8, 8, 1, 1)
     assert _core.stage_memory(model, (4, 1000, micros), 0, 4, 1, 1) > 0 and not micros
+
+
+def test_a_cost_may_have_an_array_of_every_name() -> None:
+    """There was room for all but one of those that simulate can give, and the last was written over what lies behind."""
+    program = schedules.gpipe(2, 2)
+    links = ("comm", "comm.a", "comm.b", "comm.back", "comm.latency", "comm.guest")
+    cost = dict.fromkeys((*schedules.OPS, *schedule.HALVES, schedule.SUM, schedule.NORM, *links), 1.0)
+    ended = program.simulate(cost, activation_bytes=2.0)
+    assert ended.makespan_s == program.makespan(cost) == program.simulate(cost).makespan_s
+    assert list(ended.peak_memory_bytes) == [4, 4]
+    assert tp.emulate(program, dict.fromkeys(cost, 0.0)).num_ranks == 2
+
+    class Other(str):
+        __hash__ = object.__hash__
+        __eq__ = object.__eq__
+
+    tables = schedule.tables(program, cost, 0.0, 2.0)
+    again = ({Other("F"): tables[0]["F"] for _ in range(50)}, *tables[1:])
+    with pytest.raises(_core.InvalidValueError, match="more arrays than there are names"):
+        program._time(again, False)
+
+
+def test_strides_that_lead_beyond_64_bits_are_refused() -> None:
+    """Their sum came out small, and seconds were read from where no array is."""
+    program = schedules.gpipe(3, 2)
+    for stage, unit in ((2**62, 0), (2**63 - 1, 2**63 - 1), (2**62, 2**62), (2**61, 2**62)):
+        with pytest.raises(_core.InvalidValueError, match="F has 6 entries: 9223372036854775807 would be right"):
+            program._makespans([({"F": np.ones(6), "B": np.ones(6)}, stage, unit, None, None, None, 0, 0)])

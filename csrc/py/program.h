@@ -56,12 +56,16 @@ tp_py_program_build_bpipe(PyObject *type, PyObject *args); /* (ranks, slices) */
 PyObject *
 tp_py_program_build_pipedream(PyObject *type, PyObject *args); /* (ranks, slices) */
 
+/* What one cost may be of: a table of each operation, of six halves, of OPT's sum and norm, six arrays of messages' seconds and one
+ * of their latency, and bytes. */
+enum { TP_PY_COST_VIEWS = TP_OPS + 6 + 2 + 7 + 1 };
+
 /* Durations from Python: `tables` maps operation names to float64 arrays that the strides index. */
 typedef struct {
     tp_durations durations;
     const double *bytes; /* NULL: none */
     int64_t bytes_stage_stride, bytes_unit_stride;
-    Py_buffer views[TP_OPS + 14]; /* every operation, six halves, six of messages, bytes, and one to spare */
+    Py_buffer views[TP_PY_COST_VIEWS];
     int count;
 } tp_py_costs;
 /* cost: (tables, stage_stride, unit_stride, comm or None, comm per unit or None, bytes or None, bytes_stage_stride,

@@ -4,16 +4,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Entries that strides reach: stages and units count from 0. */
+/* Entries that strides reach: stages and units count from 0. More than any array has where that is beyond 64 bits. */
 static int64_t
 entries(const tp_program *program, int64_t stage_stride, int64_t unit_stride)
 {
-    return (program->stages - 1) * stage_stride + (tp_program_units(program) - 1) * unit_stride + 1;
+    int64_t stages, units, sum;
+    if (__builtin_mul_overflow((int64_t)program->stages - 1, stage_stride, &stages) ||
+        __builtin_mul_overflow(tp_program_units(program) - 1, unit_stride, &units) ||
+        __builtin_add_overflow(stages, units, &sum) || sum == INT64_MAX)
+        return INT64_MAX;
+    return sum + 1;
 }
 
 static const double *
 take(tp_py_costs *costs, PyObject *array, int64_t least, const char *what)
 {
+    if (costs->count == TP_PY_COST_VIEWS) { /* a dict may have two keys of one text: of str's subclasses */
+        tp_py_invalid_value("%s: a cost has more arrays than there are names for them", what);
+        return NULL;
+    }
     Py_buffer *view = &costs->views[costs->count];
     if (tp_py_view(array, 'd', -1, 0, what, view) < 0)
         return NULL;
