@@ -283,3 +283,15 @@ def test_strides_that_lead_beyond_64_bits_are_refused() -> None:
     for stage, unit in ((2**62, 0), (2**63 - 1, 2**63 - 1), (2**62, 2**62), (2**61, 2**62)):
         with pytest.raises(_core.InvalidValueError, match="F has 6 entries: 9223372036854775807 would be right"):
             program._makespans([({"F": np.ones(6), "B": np.ones(6)}, stage, unit, None, None, None, 0, 0)])
+
+
+def test_what_is_another_object_is_refused() -> None:
+    """A Comm was kept for the Region of one that is made over TCP, and what came behind was taken for a region's memory."""
+    control = _core.Comm(_core.Region.create(1, bytes(1), 0, 64, False), 0)
+    with pytest.raises(_core.InvalidTypeError, match=r"region is terapipe_c\._core\.Comm: a terapipe_c\._core\.Region"):
+        _core.tcp_comm(control, 0, "127.0.0.1", 40000, bytes(1), 64)  # type: ignore[arg-type]
+    program = schedules.gpipe(1, 2)
+    for call in (lambda: program._time({"F": 1.0}, False), lambda: program._makespans([None]),  # type: ignore[arg-type, list-item]
+                 lambda: _core.Engine.emulated(program, 0, [1.0])):  # type: ignore[arg-type]
+        with pytest.raises(_core.InvalidTypeError, match=r"cost is (dict|NoneType|list): the tuple that "):
+            call()

@@ -51,6 +51,9 @@ tcp_comm(PyObject *module, PyObject *args, PyObject *kwargs)
                                      &config.port, &pairs, &gather_bytes, &config.ports, &config.token, &config.version,
                                      &config.plan, &meeting_s, &timeout_s, &silent_s))
         return NULL;
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyObject_TypeCheck(region, state->region)) /* nor a Comm, which has one: what is made here keeps it as its own */
+        return tp_py_invalid_type("region is %s: a terapipe_c._core.Region would be right", Py_TYPE(region)->tp_name);
     tp_region *shared = tp_py_region_of(region);
     Py_buffer view;
     if (shared == NULL || tp_py_view(pairs, 'B', -1, 0, "pairs", &view) < 0)
@@ -65,7 +68,6 @@ tcp_comm(PyObject *module, PyObject *args, PyObject *kwargs)
         Py_END_ALLOW_THREADS
         if (status == TP_EABORTED)
             PyErr_CheckSignals(); /* Ctrl-C, which a watch made an abort: its exception is the one to raise, and from here */
-        tp_py_state *state = tp_py_module_state(module);
         result = status == TP_OK ? tp_py_comm_wrap(state, region, NULL, comm) : tp_py_raise(state, status);
     }
     PyBuffer_Release(&view);

@@ -84,6 +84,10 @@ tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs)
              *latency = Py_None, *guest = Py_None;
     long long stage_stride, unit_stride, bytes_stage_stride, bytes_unit_stride;
     *costs = (tp_py_costs){.count = 0};
+    if (!PyTuple_Check(cost)) {
+        tp_py_invalid_type("cost is %s: the tuple that terapipe_c.schedule.tables makes would be right", Py_TYPE(cost)->tp_name);
+        return -1;
+    }
     if (!PyArg_ParseTuple(cost, "O!LLOOOLL|OOOOO", &PyDict_Type, &tables, &stage_stride, &unit_stride, &comm, &comm_units,
                           &bytes, &bytes_stage_stride, &bytes_unit_stride, &half_comm[0], &half_comm[1], &back, &latency,
                           &guest))
