@@ -27,7 +27,7 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, flag, html_table, human_gap, human_seconds, one_of, real, whole
-from .fit import Curve, at_least, fit_and_judge, given_line, layer_table, merged, numbers, read_curve
+from .fit import Curve, at_least, fit_and_judge, given_line, is_a, layer_table, merged, numbers, read_curve
 from .links import Links, of_copies, timed_apart
 from .partition import block_counts, block_params, check_partition, equal_lengths, even_partition, updated_params
 
@@ -87,8 +87,7 @@ class CostModel:
                  model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
                  fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None,
                  backend: str = "cpu", dtype: str | None = None, device: str = "", reproducible: bool | None = None) -> None:
-        if model is not None and not isinstance(model, GPTConfig):
-            raise InvalidTypeError(f"model is {brief(model)}: a GPTConfig, or None, would be right")
+        is_a("model", model, GPTConfig, none=True)
         for kind, phase in curves:
             if kind not in KINDS or phase not in PHASES:
                 raise InvalidValueError(f"there is no curve {kind}.{phase}: kinds are {', '.join(KINDS)}; phases F, I, W")
@@ -138,10 +137,8 @@ class CostModel:
         computed again). Head: a third of its work in F (logits), two thirds in I (both gradients). AdamW: 28 bytes a
         parameter. 5 us an instruction. Good for comparing plans, not for predicting a clock; ``tp.profile`` measures.
         """
-        if not isinstance(model, GPTConfig):
-            raise InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
-        if not isinstance(cluster, Cluster):
-            raise InvalidTypeError(f"cluster is {brief(cluster)}: a Cluster would be right")
+        is_a("model", model, GPTConfig)
+        is_a("cluster", cluster, Cluster)
         E, V = float(model.n_embd), float(model.vocab_size)
         peak = cluster.peak_flops or _DEFAULT_FLOPS
         bandwidth = cluster.memory_bandwidth_Bps or max(_DEFAULT_BYTES, peak / _FLOPS_PER_BYTE)
@@ -408,7 +405,9 @@ class CostModel:
         ``seq_len`` tokens in slices as equal as can be; a model without a name is one layer a stage. A partition is of one copy
         of the model, and rows of a second one follow.
         """
-        model, copies = model or self.model, 1 if program is None else int(program.copies)
+        is_a("program", program, _core.Program, none=True)
+        is_a("model", model, GPTConfig, none=True)
+        model, copies = model or self.model, 1 if program is None else program.copies
         if slicing is None:
             if program is None:
                 raise InvalidTypeError("durations() needs a slicing, or a program to take its counts from")

@@ -36,7 +36,7 @@ class Device:
 
     def peak(self, dtype: str) -> float:
         """Dense FLOPs a second in this dtype; "float32" is "fp32", as backends call it."""
-        dtype = "fp32" if dtype == "float32" else dtype
+        dtype = "fp32" if isinstance(dtype, str) and dtype == "float32" else dtype
         if not isinstance(dtype, str) or dtype not in self.peak_flops:
             raise InvalidValueError(f"dtype is {brief(dtype)}: {self.name} has {', '.join(self.peak_flops)}")
         return self.peak_flops[dtype]

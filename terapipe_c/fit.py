@@ -108,6 +108,12 @@ def at_least(name: str, array: NDArray[np.float64], least: float) -> None:
         raise InvalidValueError(f"{name} is {wrong[0]:g}: finite numbers from {least:g} on would be right")
 
 
+def is_a(name: str, value: Any, kind: type, *, none: bool = False) -> None:
+    """An error that names ``value`` unless it is one of this type (or None, where that may be)."""
+    if not isinstance(value, kind) and not (none and value is None):
+        raise InvalidTypeError(f"{name} is {brief(value)}: a {kind.__name__}{', or None,' if none else ''} would be right")
+
+
 def numbers(name: str, value: Any) -> Float:
     """A copy as float64, NaN where it is masked, or an error that names it."""
     try:

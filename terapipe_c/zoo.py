@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ._core import InvalidValueError
-from .config import html_table, human_count, whole
+from .config import brief, flag, html_table, human_count, whole
 from .devices import Device
 from .devices import get as device_of
 from .planners.nodes import Nodes, remake_seconds
@@ -79,7 +79,7 @@ class LayerType:
     def activation_bytes(self, length: int, context: int = 0, micro_batch: int = 1, selective: bool = False) -> float:
         """Kept from forward to backward. Scores are kept whole, masked half included, unless ``selective``."""
         length, context, micro_batch = whole("length", length, 0), whole("context", context, 0), whole("micro_batch", micro_batch)
-        quadratic = 0 if selective else self.pair_bytes * length * (length + context)
+        quadratic = 0 if flag("selective", selective) else self.pair_bytes * length * (length + context)
         return float(micro_batch * (self.token_bytes * length + quadratic))
 
 
@@ -338,5 +338,5 @@ def names() -> list[str]:
 def get(name: str) -> ArchitectureSpec:
     """A model by name."""
     if str(name).lower() not in _MADE:
-        raise InvalidValueError(f"there is no model {name!r}: one of {', '.join(_MADE)} would be right")
+        raise InvalidValueError(f"there is no model {brief(name)}: one of {', '.join(_MADE)} would be right")
     return _MADE[str(name).lower()]()

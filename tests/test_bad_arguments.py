@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c import devices, zoo
 from terapipe_c._files import write_text
 from terapipe_c.schedule import INSTRUCTION, OPS
 from terapipe_c.sweep import Sweep
@@ -41,6 +42,10 @@ CALLS = {
     "analytic": (tp.CostModel.analytic, dict(model=MODEL, cluster=CLUSTER)),
     "from_table": (tp.CostModel.from_table, dict(fwd=TABLE, bwd=TABLE, granularity=4)),
     "from_samples": (tp.CostModel.from_samples, dict(samples=[(1, 0, 1.0), (2, 0, 2.0)])),
+    "durations": (COSTS.durations, dict(program=PROGRAM, model=MODEL, partition=[(0, 2), (2, 4)], slicing=[(1, [8]), (1, [8])])),
+    "peak": (devices.get("v100").peak, dict(dtype="fp16")),
+    "zoo": (zoo.get, dict(name="bert-340m")),
+    "activation_bytes": (zoo.get("bert-340m").blocks[1].activation_bytes, dict(length=8, context=0, micro_batch=1, selective=True)),
     "time": (COSTS.time, dict(S=4, C=4, phase="fwd")),
     "profile": (tp.profile, dict(model=MODEL, micro_batch=1, seq_len=8, backend="cpu", threads=1, budget_s=1e-3)),
     "flops": (MODEL.flops_per_token, dict(seq_len=8)),
