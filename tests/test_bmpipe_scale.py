@@ -1,5 +1,8 @@
 """BMPipe's planner of several chunks: the same plan whatever the unit of time, and layers cut in two."""
 
+import math
+
+import numpy as np
 import pytest
 
 import terapipe_c as tp
@@ -145,3 +148,31 @@ def test_time_that_is_up_ends_what_comes_before_the_branches() -> None:
         assert found.paths == 0 and whole.paths >= 8
         assert 0.95 * whole.step_time_s < found.lower_bound_s <= whole.step_time_s <= found.step_time_s
         assert max(found.peak_memory_bytes) <= 180.0
+
+
+def test_time_that_is_up_leaves_only_few_points_of_fronts() -> None:
+    """A first plan was made of whole fronts, whatever the limit: 300 unlike layers with 32 ways each took 7.5 s of a processor for
+    a limit of a microsecond, a thousand with 64 over a minute. Now they take 0.6 and 2 s; these half of that."""
+    rng = np.random.default_rng(0)
+    layers = [{"name": str(k), "count": 1, "fwd_s": rng.random(), "bwd_s": rng.random(), "static_bytes": rng.random(),
+               "strategies": [{"extra_bwd_s": r * rng.random(), "activation_bytes": (64 - r) * rng.random()} for r in range(64)]}
+              for k in range(512)]  # fmt: skip
+    least = math.ceil(512 + sum(min(way["activation_bytes"] for way in layer["strategies"]) for layer in layers))
+    for stages in (2, 8):
+        found = tp.planners.bmpipe(layers, stages, 8, 8.0 * least, time_limit_s=1e-6)
+        assert not found.optimal and 0.0 < found.lower_bound_s < found.step_time_s
+        assert found.layers.sum() == 512 and max(found.peak_memory_bytes) <= 8.0 * least * (1 + 1e-12)
+
+
+def test_boundaries_that_fit_are_found_without_trying_every_interval() -> None:
+    """Both first programmes tried all intervals: 1024 layers on 512 stages took 1.4 s of a processor, whatever the limit; now
+    0.1."""
+    for count, stages in ((7, 3), (1024, 512)):
+        layers = [{"name": str(k), "count": 1, "fwd_s": 1.0 + k % 5, "bwd_s": 2.0 + k % 3, "static_bytes": 1.0 + k % 4,
+                   "strategies": [{"extra_bwd_s": 0.0, "activation_bytes": 1.0 + k % 2}]} for k in range(count)]  # fmt: skip
+        with pytest.raises(tp.InfeasibleError) as caught:
+            tp.planners.bmpipe(layers, stages, 4, 1.0, time_limit_s=None)
+        fits = float(str(caught.value).split("; ")[-1].split()[0])
+        assert max(tp.planners.bmpipe(layers, stages, 4, fits, time_limit_s=1e-6).peak_memory_bytes) <= fits
+        with pytest.raises(tp.InfeasibleError, match=f"{fits:.0f} would fit"):
+            tp.planners.bmpipe(layers, stages, 4, fits - 1.0, time_limit_s=1e-6)

@@ -85,6 +85,8 @@ find_fit(tp_exact *e)
             TP_TRY(tp_deadline_check_after(&e->p->asked, 8 * (int64_t)(n - i)));
             for (int j = i + 1; j <= n - (stages - 1 - x); j++) {
                 double rest = least[(x + 1) * (n + 1) + j], here = excess(e, x, i, j), worst = here > rest ? here : rest;
+                if (here >= best)
+                    break; /* a longer interval lacks no less */
                 if (worst < best) {
                     best = worst;
                     next[x * (n + 1) + i] = j;
@@ -457,7 +459,9 @@ first_plan(tp_exact *e)
             for (int j = i + 1; j <= n - (stages - 1 - x); j++) {
                 if (excess(e, x, i, j) > e->p->options->memory_bytes * TP_BMPIPE_SLACK)
                     break;
-                double worst = fmax(tp_exact_weight(e, x, i, j, 0.0), least[(x + 1) * (n + 1) + j]);
+                double own = tp_exact_weight(e, x, i, j, 0.0), worst = fmax(own, least[(x + 1) * (n + 1) + j]);
+                if (own >= least[x * (n + 1) + i])
+                    break; /* a longer interval takes no less */
                 if (worst < least[x * (n + 1) + i]) {
                     least[x * (n + 1) + i] = worst;
                     next[x * (n + 1) + i] = j;

@@ -5,9 +5,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/deadline.h"
 
-enum { MOST = TP_BMPIPE_POINTS, MOST_LATER = 256, MANY = 1 << 22 }; /* points of a front; after MANY points in all */
+/* Points of a front; after MANY points in all, or once time is up, when only some plan that fits is wanted; and LATE: steps of a
+ * merge then. */
+enum { MOST = TP_BMPIPE_POINTS, MOST_LATER = 256, MANY = 1 << 22, LATE = 1 << 17 };
 
 /* Is `next` worth keeping after `last`, the point with next fewer bytes? Sums of the same numbers in another order count as the
  * same point. */
@@ -51,11 +54,20 @@ merge(const tp_bmpipe *p, const tp_bmpipe_front *parent, int type)
     }
 }
 
+/* How many points a front may have; its first, with the fewest bytes, always stays. */
+static int
+most_points(const tp_bmpipe *p, int type)
+{
+    int choices = p->layers->choices[type], late = LATE / (choices * choices);
+    if (p->end_ns != 0 && tp_clock_ns() > p->end_ns)
+        return late < MOST_LATER ? late : MOST_LATER;
+    return p->points > MANY ? MOST_LATER : MOST;
+}
+
 static tp_status
 extend(tp_bmpipe *p, const tp_bmpipe_front *parent, int type, tp_bmpipe_front **out)
 {
-    int count = merge(p, parent, type), most = p->points > MANY ? MOST_LATER : MOST;
-    int kept = count < most ? count : most;
+    int count = merge(p, parent, type), most = most_points(p, type), kept = count < most ? count : most;
     void *memory = NULL;
     TP_TRY(tp_deadline_check_after(&p->asked, 4 * (int64_t)parent->count * p->layers->choices[type]));
     TP_TRY(tp_bmpipe_take(p, 1, sizeof(tp_bmpipe_front), &memory));
