@@ -397,12 +397,12 @@ run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
         w->sum_above = w->dp[0].sum.smooth ? cheap_sum(w) : search(w, INFINITY, &largest);
         for (int k = 0; k < 32 && (begun = search(w, hint, &largest) < INFINITY) == 0; k++)
             hint *= 1.02; /* more is needed where coarse units leave a rest */
-        if (begun)
+        if (begun && !out_of_time(w))
             probe_hint(w, hint);
     }
     if (!begun) {
         w->sum_above = search(w, INFINITY, &largest);
-        if (w->weight > 0.0)
+        if (w->weight > 0.0 && !out_of_time(w))
             probe(w, lowest, largest, 12);
     }
     /* of the plan, not of sum_above: that may be no more than a bound, and 0 */

@@ -337,12 +337,13 @@ latency_at(apart *a, const double high[2], double largest[2])
     return least == INFINITY ? INFINITY : least + a->dp.weight * (largest[0] + largest[1]);
 }
 
-/* Golden section over s in [low, high] of the thresholds s * corner[]; only for a good first plan. */
+/* Golden section over s in [low, high] of the thresholds s * corner[]; only for a good first plan. With few units, which is where
+ * all begin from, there is time for it. */
 static void
 probe(apart *a, const double corner[2], double low, double high, int steps)
 {
     double largest[2];
-    for (int k = 0; k < steps && !is_late(a); k++) {
+    for (int k = 0; k < steps && (a->dp.n <= FINE || !is_late(a)); k++) {
         double x = high - 0.6180339887498949 * (high - low), y = low + high - x;
         const double at_x[2] = {x * corner[0], x * corner[1]}, at_y[2] = {y * corner[0], y * corner[1]};
         if (latency_at(a, at_x, largest) <= latency_at(a, at_y, largest))
@@ -392,15 +393,16 @@ begin(apart *a, double hint[2])
 {
     double largest[2] = {0.0, 0.0};
     a->best = INFINITY;
-    /* more is needed where coarse units leave a rest */
-    for (int k = 0; k < 32 && (hint[0] > 0.0 || hint[1] > 0.0) && !is_late(a); k++) {
+    /* More is needed where coarse units leave a rest. Where they took all the time, too: what is left is as good a plan as theirs. */
+    for (int k = 0; k < 32 && (hint[0] > 0.0 || hint[1] > 0.0); k++) {
         if (latency_at(a, hint, largest) < INFINITY) {
             probe_hint(a, hint);
             probe_apart(a);
             return;
         }
-        hint[0] *= 1.02;
-        hint[1] *= 1.02;
+        double more = is_late(a) ? 2.0 : 1.02;
+        hint[0] *= more;
+        hint[1] *= more;
     }
     const double all[3] = {INFINITY, INFINITY, INFINITY};
     search(a, all, largest);
