@@ -525,6 +525,16 @@ def test_the_memory_that_is_named_is_the_least() -> None:
     assert named > 150 and elsewhere > 30
 
 
+def test_the_memory_that_is_named_is_the_least_beside_a_variant_that_huge_bytes_forbid() -> None:
+    """Bytes of a stage were the difference of two sums that had the 1e30 in them: 9 bytes were named, though 6 are enough."""
+    ways = [{1: [LayerVariant("a", 1.0, memory_b=9.0)], 2: [LayerVariant("b", 1.0, memory_b=6.0)]},
+            {1: [LayerVariant("never", 1.0, memory_b=1e30)], 2: [LayerVariant("c", 1.0, memory_b=4.0)]}]  # fmt: skip
+    graph = LayerGraph([LayerNode(n, way) for n, way in enumerate(ways)], [LayerEdge(0, 1, 1.0)], 4, 1.0, 1.0, 2)
+    with pytest.raises(tp.InfeasibleError, match="needs least has 6 bytes"):
+        parallel_layers(graph)
+    assert [stage.memory_bytes for stage in parallel_layers(replace(graph, memory_bytes=6.0)).stages] == [6.0, 4.0]
+
+
 @pytest.mark.parametrize("planner", [piper, parallel_layers])
 def test_fractions_of_bytes_are_not_rounded_away(planner) -> None:
     graph = LayerGraph([LayerNode(0, {1: [LayerVariant("keep", 1.0, 0.0, 14.5)]})], [], 1, 11.25, 1e9, 1)

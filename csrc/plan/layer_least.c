@@ -24,6 +24,7 @@ typedef struct {
     tp_layer_pack *pack;
     int devices, reach;
     double *least; /* [count][degrees][space->reach + 1]: least bytes of a downset's nodes at y micro-batches a replica */
+    double *node;  /* [nodes][degrees][space->reach + 1]: of each node */
     int *lacking;  /* [count][degrees] its nodes without a variant of the degree */
     entry *front;  /* [count][reach + 1] by s ascending, k descending */
     int *fronts;   /* [count] */
@@ -61,18 +62,17 @@ static tp_status
 sum_bytes(space_search *x)
 {
     const tp_layer_space *s = x->space;
-    double *node = NULL;
     int64_t rows = (int64_t)s->degrees * (s->reach + 1);
-    TP_ARENA_TAKE(s->arena, s->graph->nodes * rows, node);
+    TP_ARENA_TAKE(s->arena, s->graph->nodes * rows, x->node);
     for (int n = 0; n < s->graph->nodes; n++)
-        weigh_node(s, n, node + n * rows);
+        weigh_node(s, n, x->node + n * rows);
     for (int i = 0; i < s->count; i++)
         for (int n = 0; n < s->graph->nodes; n++) {
             if (!(s->set[(int64_t)i * s->words + (n >> 6)] >> (n & 63) & 1))
                 continue;
             TP_TRY(tp_deadline_check_after(&x->asked, rows));
             for (int t = 0; t < s->degrees; t++) {
-                const double *row = node + n * rows + (int64_t)t * (s->reach + 1);
+                const double *row = x->node + n * rows + (int64_t)t * (s->reach + 1);
                 double *sum = x->least + i * rows + (int64_t)t * (s->reach + 1);
                 x->lacking[i * s->degrees + t] += isinf(row[0]);
                 for (int y = 1; y <= s->reach && !isinf(row[0]); y++)
@@ -82,17 +82,32 @@ sum_bytes(space_search *x)
     return TP_OK;
 }
 
+/* Least bytes of stage i \ j of degree t at y micro-batches a replica. Beside a node of later stages that has far more, such as a
+ * variant that shall not be taken, the difference of sums has lost the stage's own. */
+static double
+bytes_of(const space_search *x, int i, int j, int t, int y)
+{
+    const tp_layer_space *s = x->space;
+    int64_t row = s->reach + 1, rows = s->degrees * row;
+    double all = x->least[i * rows + t * row + y], bytes = all - x->least[j * rows + t * row + y];
+    if (bytes >= 1e-3 * all)
+        return bytes;
+    bytes = 0.0;
+    for (int n = 0; n < s->graph->nodes; n++) {
+        uint64_t in = s->set[(int64_t)i * s->words + (n >> 6)] & ~s->set[(int64_t)j * s->words + (n >> 6)];
+        bytes += in >> (n & 63) & 1 ? x->node[n * rows + t * row + y] : 0.0;
+    }
+    return bytes;
+}
+
 /* The most micro-batches a replica at which stage i \ j of degree t fits into the limit. */
 static int
 most_in_flight(const space_search *x, int i, int j, int t, double limit)
 {
-    const tp_layer_space *s = x->space;
-    int64_t row = s->reach + 1;
-    const double *whole = x->least + ((int64_t)i * s->degrees + t) * row, *rest = x->least + ((int64_t)j * s->degrees + t) * row;
-    int low = 0, high = isinf(limit) ? x->reach : s->reach;
+    int low = 0, high = isinf(limit) ? x->reach : x->space->reach;
     while (low < high) {
         int y = low + (high - low + 1) / 2;
-        if (isinf(limit) || whole[y] - rest[y] <= limit)
+        if (isinf(limit) || bytes_of(x, i, j, t, y) <= limit)
             low = y;
         else
             high = y - 1;
