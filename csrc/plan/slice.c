@@ -22,6 +22,7 @@
 #define LONG 16384       /* units from which on it is not */
 #define LONG_EDGE_ROOM 40000
 #define HINT_GAP 1e-3
+#define FEW 256          /* units in which searches take microseconds */
 
 typedef struct {
     int n, batch, tables, stages;
@@ -291,14 +292,15 @@ latency_at(walk *w, double threshold)
     return least == INFINITY ? INFINITY : least + w->weight * largest;
 }
 
-/* A few golden-section steps on the threshold: not exact, only a good first plan. Returns the better one of the last two. */
+/* A few golden-section steps on the threshold: not exact, only a good first plan. Returns the better one of the last two. With few
+ * units, which is where all begin from, there is time for it. */
 static double
 probe(walk *w, double low, double high, int steps)
 {
     const double ratio = 0.6180339887498949;
     double a = high - ratio * (high - low), b = low + ratio * (high - low);
     double at_a = latency_at(w, a), at_b = latency_at(w, b);
-    for (int k = 2; k < steps && !out_of_time(w); k++) {
+    for (int k = 2; k < steps && (w->n <= FEW || !out_of_time(w)); k++) {
         if (at_a <= at_b) {
             high = b, b = a, at_b = at_a;
             at_a = latency_at(w, a = high - ratio * (high - low));
@@ -402,7 +404,7 @@ run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
     }
     if (!begun) {
         w->sum_above = search(w, INFINITY, &largest);
-        if (w->weight > 0.0 && !out_of_time(w))
+        if (w->weight > 0.0 && (w->n <= FEW || !out_of_time(w)))
             probe(w, lowest, largest, 12);
     }
     /* of the plan, not of sum_above: that may be no more than a bound, and 0 */
@@ -454,7 +456,7 @@ static tp_status
 coarse_hint(const walk *w, const tp_slice_options *options, double *hint, double *most)
 {
     enum { FACTOR = 8 };
-    int fine = w->tables > 1 ? 64 : 256; /* below this many units a search costs no more than the hint is worth */
+    int fine = w->tables > 1 ? 64 : FEW; /* below this many units a search costs no more than the hint is worth */
     int longest = options->longest > 0 ? options->longest / FACTOR : 0;
     if (w->n <= fine || w->weight == 0.0 || (options->longest > 0 && longest == 0))
         return TP_OK;
