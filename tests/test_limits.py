@@ -11,8 +11,10 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _core, planners
+from terapipe_c.partition import even_partition
 from terapipe_c.planning import deadline, joint, partitioners, search, singles
-from terapipe_c.planning.deadline import late, share, within, without
+from terapipe_c.planning.deadline import abandoning, late, share, within, without
+from terapipe_c.planning.judge import Savings, saved_bytes
 from terapipe_c.planning.request import PLANNERS, check_request
 from terapipe_c.planning.starts import StageCost
 
@@ -406,3 +408,30 @@ def test_a_descent_that_runs_out_of_time_gives_what_it_has(counted):
         assert end is not None
         ends.append(end.seconds)
     assert ends[0] == start.seconds and ends[-1] < 0.5 * start.seconds and all(s <= start.seconds for s in ends)
+
+
+def test_bytes_and_seconds_that_are_given_up_are_not_garbage(counted):
+    """Of a plan that swaps both are asked for by calls of their own: those of ranks, or of operations, that were not looked at were
+    whatever was in that memory, and remembered."""
+    request = check_request(MODEL, CLUSTER, 4, 32, None, planner="uniform", schedule="1f1b", **NONE)
+    cut, whole = tuple(even_partition(MODEL, 6)), ((1, (32,)),) * 4
+    swaps = Savings((), tuple(saved_bytes(MODEL, whole, request.costs.where)), (1e-5,) * 6)
+    known = request.judge(6)
+    made = known.judge("1f1b", cut, whole, 0, swaps)
+    given_up = 0
+    for limit in range(1, 20):
+        judge = request.judge(6)
+        with within(limit):
+            found = judge.judge("1f1b", cut, whole, 0, swaps)
+        given_up += judge.cut_short
+        assert judge.cut_short == (found.seconds == float("inf")) and (judge.cut_short or found == made)
+        assert judge.peak_bytes(found) == known.peak_bytes(made)             # there is time now
+    assert given_up > 6                                                      # ranks, and the question before
+    program, costs, given_up = tp.schedules.one_f_one_b(12, 4096), {"F": np.ones((12, 1)), "B": np.full((12, 1), 2.0)}, 0
+    for limit in range(1, 16):
+        with within(limit), abandoning():
+            try:
+                assert program.makespan(costs) == 3 * (4096 + 11)
+            except tp.DeadlineError:
+                given_up += 1
+    assert 0 < given_up < 15

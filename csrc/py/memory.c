@@ -74,8 +74,8 @@ figures(tp_py_state *state, tp_engine_config *config, engine_figure figure)
     tp_status status = TP_OK;
     tp_py_away away;
     tp_py_leave(&away);
-    for (config->rank = 0; status == TP_OK && config->rank < ranks && !tp_deadline_told(); config->rank++)
-        status = figure(config, &bytes[config->rank]);
+    for (config->rank = 0; status == TP_OK && config->rank < ranks; config->rank++)
+        status = tp_deadline_told() ? tp_deadline_check_told() : figure(config, &bytes[config->rank]);
     status = tp_py_back(&away, status);
     PyObject *result = status == TP_OK ? PyList_New(ranks) : tp_py_raise(state, status);
     for (int rank = 0; result != NULL && rank < ranks; rank++) {

@@ -295,7 +295,8 @@ program_makespans(PyObject *self, PyObject *args)
             break;
         tp_py_leave(&away);
         tp_sim_run(sim, &costs.durations, &made_s[i]);
-        good = tp_py_back(&away, TP_OK) == TP_OK;
+        status = tp_py_back(&away, tp_deadline_check_told());
+        good = status == TP_OK || tp_py_raise(state, status) != NULL;
         tp_py_costs_close(&costs);
     }
     tp_sim_close(sim);
