@@ -12,7 +12,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import _core, planners
 from terapipe_c.partition import even_partition
-from terapipe_c.planning import deadline, joint, partitioners, search, singles
+from terapipe_c.planning import deadline, joint, ladder, partitioners, search, singles
 from terapipe_c.planning.deadline import abandoning, late, share, within, without
 from terapipe_c.planning.judge import Savings, saved_bytes
 from terapipe_c.planning.request import PLANNERS, check_request
@@ -435,3 +435,21 @@ def test_bytes_and_seconds_that_are_given_up_are_not_garbage(counted):
             except tp.DeadlineError:
                 given_up += 1
     assert 0 < given_up < 15
+
+
+@pytest.mark.parametrize("planner", ["vpipe", "merak"])
+def test_a_plan_that_was_not_judged_in_time_is_none_of_a_planners(planner, counted):
+    """The last one of a ladder was remembered as it was, unmade, and the ladder as whole."""
+    request = check_request(MODEL, CLUSTER, 4, 32, None, planner=planner, schedule="1f1b", **NONE)
+    seconds, whole = [], ((1, (32,)),) * 4
+    for limit in range(1, 60):
+        judge = request.judge(6)
+        task = ladder._question(judge, planner, "1f1b", whole, 0.0, None).free
+        judge._seen.clear()
+        judge._results.runs.clear()
+        with within(limit):
+            try:
+                seconds.append(ladder.ask(task, planner).seconds)
+            except tp.DeadlineError:
+                assert not seconds
+    assert len(set(seconds)) == 1 and seconds[0] < 1

@@ -3,6 +3,7 @@ of each block, a number of stages and of micro-batches), :func:`ask` makes a pla
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from .. import planners
 from .._core import InfeasibleError
 from ..partition import updated_of_kind
+from .deadline import check_time
 from .judge import NOTHING, Candidate, Judge, Micro, Savings, block_bytes, saved_bytes, updates_of
 from .starts import TICKS, kind_seconds
 
@@ -364,7 +366,11 @@ _ASK: dict[str, Callable[[Task], Wish]] = {
 
 
 def ask(task: Task, name: str) -> Candidate:
-    """The planner's plan, judged; InfeasibleError where it has none."""
+    """The planner's plan, judged; InfeasibleError where it has none, DeadlineError where time was up before it was judged: what is
+    remembered of a planner's plans is to have all of them."""
     wish = _ASK[name](task)
     cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
-    return task.judge.judge(task.schedule, cut, task.slicing, 0, None if wish.savings == NOTHING else wish.savings)
+    found = task.judge.judge(task.schedule, cut, task.slicing, 0, None if wish.savings == NOTHING else wish.savings)
+    if found.seconds == math.inf:
+        check_time(True)
+    return found
