@@ -591,10 +591,10 @@ def test_the_stage_that_an_error_names_is_the_one_that_binds(planner) -> None:
 
 def test_what_is_huge_leaves_the_others_their_bytes_and_seconds() -> None:
     """In sums with it they had none, so that stages were over the limit, and AdaPipe's units were all too large to keep any."""
-    for huge, planner in itertools.product((1e6, 1e18, 1e30, 1e300), (planners.adapipe, planners.vpipe)):
-        memory = {"limit_bytes": 350, "static_bytes": np.full(6, 10.0), "activation_bytes": np.array([huge, *[100.0] * 5]),
+    for huge, last, planner in itertools.product((1e6, 1e18, 1e30, 1e300), (100.0, 1e7), (planners.adapipe, planners.vpipe)):
+        memory = {"limit_bytes": 350, "static_bytes": np.full(6, 10.0), "activation_bytes": np.array([huge, *[100.0] * 4, last]),
                   "recompute_s": np.full(6, 0.5)}  # fmt: skip
         plan = planner(np.ones(6), np.full(6, 2.0), 3, 4, memory=memory)
-        assert list(plan.peak_memory_bytes) == [320, 220, 220] and plan.step_time_s == 38.0
+        assert list(plan.peak_memory_bytes) == [320, 220, 120 + last % 1e7] and plan.step_time_s == 38.0 + (last == 1e7)
         memory |= {"limit_bytes": 450, "activation_bytes": np.full(6, 100.0), "recompute_s": np.array([huge, 0.5, 1.5, *[0.5] * 3])}
         assert planner(np.ones(6), np.full(6, 2.0), 2, 4, memory=memory).step_time_s == 46.5

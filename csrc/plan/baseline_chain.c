@@ -69,7 +69,6 @@ tp_chain_sums_open(const tp_chain *c, tp_arena *arena, tp_chain_sums *sums)
     TP_TRY(sum_up(arena, c->backward_s, c->blocks, &sums->backward));
     TP_TRY(sum_up(arena, c->limit_bytes > 0.0 ? c->static_bytes : NULL, c->blocks, &sums->fixed));
     const double *kept = c->limit_bytes > 0.0 ? c->activation_bytes : NULL;
-    TP_TRY(sum_up(arena, kept, c->blocks, &sums->all_kept));
     TP_ARENA_TAKE(arena, c->blocks, sums->kept);
     TP_ARENA_TAKE(arena, c->blocks, sums->huge);
     for (int i = 0; i < c->blocks; i++) { /* a replica keeps a 4096th at least */
@@ -128,6 +127,17 @@ tp_chain_transient(const tp_chain *c, int first, int end)
     for (int i = first; i < end && c->transient_bytes != NULL && c->limit_bytes > 0.0; i++)
         most = fmax(most, c->transient_bytes[i]);
     return most;
+}
+
+double
+tp_chain_kept(const tp_chain_sums *s, int first, int end)
+{
+    double kept = 0.0;
+    if (s->huge[end] == s->huge[first])
+        return s->kept[end] - s->kept[first];
+    for (int i = first; i < end; i++) /* of running sums the difference might be none, too: behind one that is larger still */
+        kept += s->chain->activation_bytes[i];
+    return kept;
 }
 
 double

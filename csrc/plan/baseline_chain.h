@@ -9,17 +9,13 @@
 typedef struct {
     const tp_chain *chain;
     double *forward, *backward, *fixed, *params;
-    double *kept, *all_kept; /* huge blocks left out; of all */
-    int *huge;               /* those whose activation no stage can keep: in one sum with them the others' bytes would be none */
+    double *kept; /* huge blocks left out */
+    int *huge;    /* those whose activation no stage can keep: in one sum with them the others' bytes would be none */
 } tp_chain_sums;
 
 /* Activation bytes of blocks [first, end), of one micro-batch. */
-static inline double
-tp_chain_kept(const tp_chain_sums *s, int first, int end)
-{
-    return s->huge[end] == s->huge[first] ? s->kept[end] - s->kept[first] : s->all_kept[end] - s->all_kept[first];
-}
-
+double
+tp_chain_kept(const tp_chain_sums *sums, int first, int end);
 TP_MUST_USE tp_status
 tp_chain_sums_open(const tp_chain *chain, tp_arena *arena, tp_chain_sums *sums);
 /* Room for a plan of up to `stages` stages. */
