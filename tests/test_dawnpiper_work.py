@@ -76,3 +76,14 @@ def test_nodes_that_are_never_to_be_recomputed_leave_the_proof_of_the_others():
     assert found.optimal and found.gap < 1e-9 and found.period_s == 520 + 8754
     must = dawnpiper(nodes, 1, 8000, 1)                        # one of them has to be: the least of these
     assert must.period_s == pytest.approx(3e15, rel=1e-9) and must.recompute[6] and not must.recompute[1]
+
+
+@pytest.mark.parametrize("never_s", [1e3, 1e20, 1e38])
+def test_seconds_and_bytes_that_are_both_huge_leave_each_other_theirs(never_s):
+    """What could be swapped in the seconds of a node that is never recomputed was said to be enough bytes for another: beside 1e35
+    of these 1e17 counted as none, and a plan that kept them in 24 was called optimal."""
+    nodes = {"fwd_s": [1.0] * 4, "bwd_s": [2.0] * 4, "recompute_s": [1.0, 1.0, 1.0, never_s],
+             "activation_bytes": [1e17, 5.0, 1e35, 8.0], "param_bytes": [0.0] * 4, "optimizer_bytes": [0.0] * 4}
+    found = dawnpiper(nodes, 2, 24, 2, swap_bandwidth_Bps=3.0)
+    assert found.optimal and found.recompute.tolist() == [True, False, True, False]
+    assert found.boundaries == [0, 2, 4] and list(found.peak_memory_bytes) == [10, 8] and found.period_s == 7

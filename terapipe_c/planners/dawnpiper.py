@@ -144,11 +144,10 @@ def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | Non
     try:
         limit, swap_Bps = min(number(memory_bytes, "memory_bytes"), 1e300), number(swap_bandwidth_Bps, "swap_bandwidth_Bps")
         exact = more.get("optimise") and not more.get("binary")
-        if exact:
-            arrays = _cut(arrays, limit, swap_Bps)
         held = integers(in_flight, "in_flight", "one count a stage")
         for asked, enough_s in (*(_sparing(arrays) if exact else ()), (arrays, np.inf)):
-            found = _core.plan_dawnpiper(asked, count, limit, micros, flight, paper=bool(paper), swap_Bps=swap_Bps, link_Bps=link,
+            given = _cut(asked, limit, swap_Bps) if exact else asked
+            found = _core.plan_dawnpiper(given, count, limit, micros, flight, paper=bool(paper), swap_Bps=swap_Bps, link_Bps=link,
                                          work_limit=work, in_flight=held, **more)  # fmt: skip
             if found[6] <= enough_s:
                 break
