@@ -12,7 +12,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import _core, planners
 from terapipe_c.partition import even_partition
-from terapipe_c.planning import deadline, joint, ladder, partitioners, search, singles
+from terapipe_c.planning import bidirectional, deadline, joint, ladder, partitioners, search, singles
 from terapipe_c.planning.deadline import abandoning, late, share, within, without
 from terapipe_c.planning.judge import Savings, saved_bytes
 from terapipe_c.planning.request import PLANNERS, check_request
@@ -453,3 +453,20 @@ def test_a_plan_that_was_not_judged_in_time_is_none_of_a_planners(planner, count
             except tp.DeadlineError:
                 assert not seconds
     assert len(set(seconds)) == 1 and seconds[0] < 1
+
+
+def test_chimera_starts_from_no_plan_that_was_not_made(counted, monkeypatch):
+    """A finer grid took the unmade ones of a coarser one for plans, and their slicings for done."""
+    given, real = [], bidirectional._of_grid
+
+    def watch(judge, request, coarser, leaner, most):
+        given.append([c.seconds for c in (*coarser, *leaner)])
+        return real(judge, request, coarser, leaner, most)
+
+    monkeypatch.setattr(bidirectional, "_of_grid", watch)
+    for limit in range(5, 200, 15):
+        try:
+            tp.plan(MODEL, CLUSTER, 4, 32, planner="terapipe", schedule="chimera", stages=4, time_limit_s=limit)
+        except tp.DeadlineError:
+            pass
+    assert any(given) and max(max(seconds, default=0) for seconds in given) < 1

@@ -10,6 +10,7 @@ by simulating the real program; the plan is the fastest that fits.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -180,9 +181,10 @@ def _explored(judge: Judge, request: Request) -> list[Candidate]:
         own, before = judge.afresh(), sum(spent[g] for g in refined)
         dear = any(spent[g] > _DEAR * len(found[g]) for g in refined)
         with share(2 / (len(todo) - i + 1)):
-            found[grid], ends[grid] = _of_grid(own, replace(request, unit=grid), [c for g in refined for c in found[g]],
-                                               [c for g in refined for c in ends[g]],
-                                               -1 if dear else max(0, _WORK - before // _GRIDS))
+            made = _of_grid(own, replace(request, unit=grid), [c for g in refined for c in found[g]],
+                            [c for g in refined for c in ends[g]], -1 if dear else max(0, _WORK - before // _GRIDS))
+        # What there was no time to make is no plan to start from: finer grids have their own time for its slicing.
+        found[grid], ends[grid] = ([c for c in each if c.seconds < math.inf] for each in made)
         spent[grid] = own.work
         judge.joins(own)
     return list(dict.fromkeys(itertools.chain(*found.values())))
