@@ -23,7 +23,7 @@ from ..config import counted
 from ..partition import equal_lengths, even_partition
 from ..schedules import CHIMERA
 from .bounds import bound_s, least_work_s
-from .deadline import check_time, late, share
+from .deadline import check_time, late, limited, share
 from .judge import SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, rounded
 from .search import grids
 from .starts import StageCost, balanced, uniform
@@ -185,6 +185,8 @@ def _explored(judge: Judge, request: Request) -> list[Candidate]:
                             [c for g in refined for c in ends[g]], -1 if dear else max(0, _WORK - before // _GRIDS))
         # What there was no time to make is no plan to start from: finer grids have their own time for its slicing.
         found[grid], ends[grid] = ([c for c in each if c.seconds < math.inf] for each in made)
+        for c in found[grid] if limited() else ():             # there may be no time to make its program once more
+            judge.knows(c, own)
         spent[grid] = own.work
         judge.joins(own)
     return list(dict.fromkeys(itertools.chain(*found.values())))

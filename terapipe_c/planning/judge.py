@@ -468,6 +468,11 @@ class Judge:
             self.shortest = needed - limit, peak.index(needed), needed
         return needed <= limit
 
+    def fastest_seen(self, limit: int | None) -> Candidate | None:
+        """The fastest of all candidates that were judged here and stay within ``limit``, of equal ones the first."""
+        fit = (c for key, c in self._seen.items() if limit is None or max(self._peaks.get(key, [_UNMADE])) <= limit)
+        return min(fit, key=pace, default=None)
+
     def refuse(self, nearest: Candidate | None = None) -> InfeasibleError:
         """The error that says that nothing fits, by the figures of ``nearest``, or else of the nearest miss of all that was
         judged. DeadlineError where the time limit left unmade what might fit."""

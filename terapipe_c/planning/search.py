@@ -17,7 +17,7 @@ from ..cost import PHASES
 from ..guests import BPIPE
 from ..partition import even_partition
 from ..schedules import LOOPED, SLICED, ZERO_BUBBLE, ZIGZAG
-from .deadline import late, share
+from .deadline import late, limited, share
 from .judge import SLIGHT, Candidate, Cut, Judge, Micro, as_built, pace, possible
 from .starts import NEAR, block_ticks, by_pairs, ends_apart, estimate, over_ranks, slicing_seeds, starts_on
 
@@ -427,6 +427,7 @@ class _Search:
         self.fixed_slicing = slicing is not None or names[0] == SLICED
         self.todo = [unit] if self.fixed_slicing else grids(seq_len, unit)
         self.hunts: dict[int, _Hunt] = {}
+        self.stopped = False                                   # time was up for one of them
         self._spent: dict[int, int] = {}                       # by grid: ticks that its fastest plan took
         self._seeds: dict[int, list[tuple[Micro, ...]]] = {}
 
@@ -496,6 +497,7 @@ class _Search:
                 break
             with share(2 / (len(self.todo) - i + 1)):
                 found = self._look_at(grid)
+                self.stopped |= late()
             before_s, fastest_s = fastest_s, min(fastest_s, float("inf") if found is None else found.seconds)
             if grid != self.todo[-1] and self._gives_up(grid, before_s, fastest_s):
                 self.judge.gave_up = True
@@ -506,10 +508,17 @@ class _Search:
 
     def best(self) -> Candidate | None:
         asked = [self.hunts[g] for g in self.hunts if self.unit in self.hunts or g % self.unit == 0]
-        found = [hunt.best(self.judge.limit, self.judge.rival_s) for hunt in asked]
+        found = [(c, hunt) for hunt in asked if (c := hunt.best(self.judge.limit, self.judge.rival_s)) is not None]
         for hunt in self.hunts.values():
             self.judge.joins(hunt.judge)
-        return min((c for c in found if c is not None), key=pace, default=None)
+        if self.stopped or late():                             # a ladder that ends early may leave out the best one made
+            found += [(c, hunt) for hunt in asked if (c := hunt.judge.fastest_seen(self.judge.limit)) is not None]
+        if not found:
+            return None
+        best, hunt = min(found, key=lambda pair: pace(pair[0]))
+        if limited():
+            self.judge.knows(best, hunt.judge)                 # there may be no time to make its program once more
+        return best
 
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
