@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_dawnpiper import check_plan
 
-from terapipe_c import InfeasibleError
+from terapipe_c import InfeasibleError, InvalidValueError
 from terapipe_c.planners import dawnpiper
 
 
@@ -87,3 +87,16 @@ def test_seconds_and_bytes_that_are_both_huge_leave_each_other_theirs(never_s):
     found = dawnpiper(nodes, 2, 24, 2, swap_bandwidth_Bps=3.0)
     assert found.optimal and found.recompute.tolist() == [True, False, True, False]
     assert found.boundaries == [0, 2, 4] and list(found.peak_memory_bytes) == [10, 8] and found.period_s == 7
+
+
+@pytest.mark.parametrize("swap_Bps", [0.0, 3.0, 1e300])
+@pytest.mark.parametrize("name", ["fwd_s", "activation_bytes"])
+def test_sums_that_are_too_large_are_refused_as_they_were_given(name, swap_Bps):
+    """Not by a warning of NumPy's, nor in bytes that nobody gave."""
+    nodes = {"fwd_s": [1.0] * 4, "bwd_s": [2.0] * 4, "recompute_s": [1.0] * 4, "activation_bytes": [5.0] * 4,
+             "param_bytes": [0.0] * 4, "optimizer_bytes": [0.0] * 4}
+    if name == "activation_bytes" and swap_Bps < 1e300:
+        assert dawnpiper(dict(nodes, **{name: [1e308] * 4}), 2, 24, 2, swap_bandwidth_Bps=swap_Bps).recompute.all()
+        return
+    with pytest.raises(InvalidValueError, match=f"{name} sums to inf: at most 1e300"):
+        dawnpiper(dict(nodes, **{name: [1e308] * 4}), 2, 24, 2, swap_bandwidth_Bps=swap_Bps)

@@ -23,6 +23,7 @@ __all__ = ["DawnPiperPlan", "compute_balanced", "dawnpiper", "dawnpiper_binary",
 
 _FLIGHTS = ("1f1b", "gpipe", "pipedream")
 _APART = 2.0**20   # so many times as long as all else together: for ever
+_MOST = 1e290      # sums of more bytes may be more than the core takes
 _MODES = ("physical", "paper")
 
 
@@ -107,8 +108,9 @@ def _arrays(nodes: Nodes | Mapping[str, Any]) -> tuple[Any, ...]:
 def _cut(arrays: tuple[Any, ...], limit: float, swap_Bps: float) -> tuple[Any, ...]:
     """The arrays with no more activation bytes of a node than say that it cannot be kept, nor what is too much of it be swapped in
     the time of recomputing all: beside any more sums would lose the other nodes' bytes."""
-    enough = 2.0 * limit + 1.0 + 2.0 * swap_Bps * float(sum(seconds.sum() for seconds in arrays[:3]))
-    return (*arrays[:3], np.minimum(arrays[3], enough), *arrays[4:]) if limit >= 0.0 <= swap_Bps and enough < np.inf else arrays
+    with np.errstate(over="ignore"):                           # the core refuses such sums, in the numbers that were given
+        enough = 2.0 * limit + 1.0 + 2.0 * swap_Bps * float(sum(seconds.sum() for seconds in arrays[:3]))
+    return (*arrays[:3], np.minimum(arrays[3], enough), *arrays[4:]) if limit >= 0.0 <= swap_Bps and enough < _MOST else arrays
 
 
 def _sparing(arrays: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], float]]:
