@@ -499,3 +499,16 @@ def test_what_chimeras_search_has_made_need_not_be_made_again(limit, counted):
     with within(limit):
         plans = bidirectional._explored(judge, request)
         assert plans and all(judge.fits(c, 10**9) for c in plans)
+
+
+@pytest.mark.parametrize("planner", ["uniform", "terapipe", "vpipe"])
+def test_a_plan_amid_another_ones_has_no_limit_but_its_own(planner, counted):
+    """A signal's handler may make it, where a program is being built that will be given up: its own program was, or its error had
+    no seconds to name."""
+    request = {**REQUEST, "planner": planner, "stages": 2}
+    free = tp.plan(MODEL, CLUSTER, **request)
+    with within(1e-9), abandoning():
+        assert late()
+        at = _core.deadline_get()
+        assert tp.plan(MODEL, CLUSTER, **request) == free
+        assert _core.deadline_get() == at and _core.deadline_abandon(True) and late()

@@ -56,7 +56,6 @@ def _plan_one_within(request: Request) -> Found:
 
 def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]:
     """The plan that was asked for and the search's log, within the limit of time."""
-    around, abandons = _core.deadline_get(), _core.deadline_abandon(False)
     try:
         with within(request.time_limit_s), planning(progress if request.planner == "auto" else False) as line:
             if request.planner == "auto" and request.schedules != (CHIMERA,):
@@ -66,9 +65,6 @@ def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]
     except DeadlineError as error:
         raise DeadlineError(f"{error}; time_limit_s is {request.time_limit_s:g}, and planner {request.planner} had no plan by "
                             "then that fits") from None
-    finally:                                                   # Ctrl-C may fall between setting the limit and restoring what was
-        _core.deadline_set(around)
-        _core.deadline_abandon(abandons)
 
 
 def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: CostModel | None = None, *,
@@ -182,8 +178,16 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
 
 def made(request: Request, progress: bool | None, start: float) -> Plan:
     """The plan of what is asked. start: of its planning, by time.perf_counter()."""
-    found, log = _planned(request, progress)
-    return _finished(request, found, log, start)
+    around, abandons = _core.deadline_get(), _core.deadline_abandon(False)
+    try:
+        _core.deadline_set(0)                                  # a signal's handler may plan amid a plan whose limit is not its own
+        found, log = _planned(request, progress)
+        _core.deadline_set(0)
+        _core.deadline_abandon(False)
+        return _finished(request, found, log, start)
+    finally:                                                   # Ctrl-C may fall between setting the limit and restoring what was
+        _core.deadline_set(around)
+        _core.deadline_abandon(abandons)
 
 
 def costs_on(model: Any, cluster: Any, costs: Any, backend: Any, dtype: Any) -> Any:
