@@ -73,7 +73,7 @@ def _appending(path: Path) -> Iterator[Callable[[str], None]]:
             file.write(text)
             file.flush()
 
-    with held or nullcontext():
+    with naming(path), held or nullcontext():   # what could not be written is tried again when it is closed
         yield write
 
 

@@ -211,6 +211,8 @@ def test_a_full_disk_costs_no_row_of_before(tmp_path, torn):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text().startswith(rows)
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):      # a device's is open from row to row
+        Sweep(Path("/dev/full"), {"a": [1]}, {}, lambda point: {}).run()
     assert Sweep(path, {"a": [0, 1]}, {}, lambda point: {}).run() == {"done": 1, "failed": 0, "skipped": 1}
     assert path.read_text().startswith(rows) and len(path.read_text().splitlines()) == 2 + (torn[-1] == "}")
 
