@@ -61,8 +61,8 @@ by_seconds(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Beside seconds that forbid a recomputation others would be none in a sum: what is over 2^20 times all that is less is that many
- * times it, and so is what is larger still, but by 2^20 times that in turn. */
+/* Beside seconds that forbid a recomputation others would be none in a sum: what is over 2^20 times all that is less is more than
+ * a step of that can be, and so is what is larger still, of that in turn: no more, or a few in turn would be too much in a sum. */
 static tp_status
 lower_huge(ada *p, tp_arena *arena)
 {
@@ -70,6 +70,7 @@ lower_huge(ada *p, tp_arena *arena)
     const double *given = s->chain->recompute_s;
     int n = s->chain->blocks;
     double *sorted, below = s->forward[n] + s->backward[n], factor = 1.0;
+    double most = fmin(0x1p20, 4.0 * ((double)s->chain->micros + p->stages));
     if (given == NULL)
         return TP_OK;
     TP_ARENA_TAKE(arena, n, p->again);
@@ -79,7 +80,7 @@ lower_huge(ada *p, tp_arena *arena)
     qsort(sorted, (size_t)n, sizeof *sorted, by_seconds);
     for (int i = 0; i < n; i++) {
         if (below > 0.0 && sorted[i] * factor > 0x1p20 * below) {
-            factor = 0x1p20 * below / sorted[i];
+            factor = most * below / sorted[i];
             p->lowered = 1;
             for (int k = 0; k < n; k++)
                 p->again[k] = given[k] >= sorted[i] ? given[k] * factor : p->again[k];
