@@ -18,7 +18,7 @@ tp_cuda_comm_open(size_t bytes, const tp_comm_ops *ops, tp_comm *control, tp_reg
         free(from);
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
     }
-    c->comm = (tp_comm){ops, control->rank, control->ranks, control->timeout_ns, 0};
+    c->comm = (tp_comm){ops, control->rank, control->ranks, control->timeout_ns, 0, 0};
     c->control = control;
     c->region = region;
     c->message_bytes = message_bytes > 0 ? message_bytes : 1;

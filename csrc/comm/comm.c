@@ -560,7 +560,7 @@ tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeo
     }
     cpu_set_t cores;
     int crowded = sched_getaffinity(0, sizeof cores, &cores) == 0 && (int)ranks > CPU_COUNT(&cores);
-    c->base = (tp_comm){shared ? &shm_ops : &thread_ops, rank, region->ranks, timeout_ns, 0};
+    c->base = (tp_comm){shared ? &shm_ops : &thread_ops, rank, region->ranks, timeout_ns, 0, 0};
     c->region = region;
     c->pace = pace;
     c->self = tp_region_rank_at(region, rank);

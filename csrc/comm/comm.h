@@ -57,7 +57,7 @@ typedef struct {
     tp_status (*progress)(tp_comm *comm);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 8u
+#define TP_COMM_ABI 9u
 #define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {
@@ -65,6 +65,7 @@ struct tp_comm {
     int rank, ranks;
     int64_t timeout_ns; /* of one wait; 0: none (abort still ends it) */
     int bound;          /* an engine has told it its device: that engine's alone to say, until it unbinds */
+    int alone;          /* at its close: what it stands on is closed already, and may not be called */
 };
 
 /* ---- the shared region: control block, one ring per ordered pair that talks, an arena of each rank ------------------- */

@@ -451,7 +451,7 @@ agree(mpi_comm *c)
 {
     size_t ranks = (size_t)c->base.ranks;
     unsigned char *good = calloc(ranks, 1), mine = good != NULL && !stuck && !untaken;
-    int all = good != NULL && mpi_allgather(&c->base, &mine, 1, good) == TP_OK && memchr(good, 0, ranks) == NULL;
+    int all = good != NULL && !c->base.alone && mpi_allgather(&c->base, &mine, 1, good) == TP_OK && memchr(good, 0, ranks) == NULL;
     untaken |= !all;
     free(good);
     return all;
@@ -538,7 +538,7 @@ mpi_open(tp_comm *control, tp_region *region, size_t outbox_bytes, tp_comm **out
         free(links);
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %d ranks", control->ranks);
     }
-    c->base = (tp_comm){&mpi_ops, control->rank, control->ranks, control->timeout_ns, 0};
+    c->base = (tp_comm){&mpi_ops, control->rank, control->ranks, control->timeout_ns, 0, 0};
     c->control = control;
     c->region = region;
     c->owner = getpid();

@@ -371,7 +371,7 @@ tp_comm_open_tcp(const tp_tcp_config *config, tp_region *region, tp_comm **out)
     tcp_comm *c = calloc(1, sizeof *c);
     if (c == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
-    c->base = (tp_comm){&tcp_ops, config->rank, config->ranks, config->timeout_ns, 0};
+    c->base = (tp_comm){&tcp_ops, config->rank, config->ranks, config->timeout_ns, 0, 0};
     c->region = region;
     c->owner = getpid();
     c->silent_ns = tp_tcp_silent_ns(config);

@@ -14,8 +14,7 @@ typedef struct {
     tp_py_region *region;
     PyObject *beneath; /* the Comm that this one stands on, which goes after it; NULL */
     int rank, ranks;
-    int busy;  /* a call is under way without the GIL; a communicator serves one thread at a time */
-    int above; /* communicators that stand on it, and call it by a pointer until they are closed */
+    int busy; /* a call is under way without the GIL; a communicator serves one thread at a time */
 } comm_object;
 
 static PyObject *
@@ -60,8 +59,6 @@ tp_py_comm_wrap(tp_py_state *state, PyObject *region, PyObject *beneath, tp_comm
     }
     self->region = (tp_py_region *)Py_NewRef(region);
     self->beneath = Py_XNewRef(beneath);
-    if (beneath != NULL)
-        ((comm_object *)beneath)->above++;
     self->comm = comm;
     self->rank = comm->rank;
     self->ranks = comm->ranks;
@@ -74,10 +71,9 @@ close_comm(comm_object *self)
     tp_comm *comm = self->comm;
     self->comm = NULL;
     if (comm != NULL) { /* a TCP communicator's goodbye waits for the others' */
+        comm->alone = self->beneath != NULL && ((comm_object *)self->beneath)->comm == NULL;
         Py_BEGIN_ALLOW_THREADS comm->ops->close(comm);
         Py_END_ALLOW_THREADS
-        if (self->beneath != NULL)
-            ((comm_object *)self->beneath)->above--;
     }
 }
 
@@ -108,9 +104,9 @@ mark(comm_object *self, int busy)
         self->busy = busy;
 }
 
-/* It, and what it stands on, for this thread alone; nobody closes either meanwhile. */
+/* It, and what it stands on, for this thread alone. */
 static int
-enter(comm_object *self)
+take(comm_object *self)
 {
     for (comm_object *one = self; one != NULL; one = (comm_object *)one->beneath)
         if (one->busy) {
@@ -118,10 +114,22 @@ enter(comm_object *self)
                             "this communicator is in use by another thread: one thread at a time would be right");
             return -1;
         }
-    if (open_one(self) == NULL)
-        return -1;
     mark(self, 1);
     return 0;
+}
+
+/* The same, for a call: it calls what it stands on by a pointer, and nobody closes either meanwhile. */
+static int
+enter(comm_object *self)
+{
+    if (open_one(self) == NULL)
+        return -1;
+    for (comm_object *one = (comm_object *)self->beneath; one != NULL; one = (comm_object *)one->beneath)
+        if (one->comm == NULL) {
+            tp_py_invalid_value("the communicator that this one stands on is closed: to close this one first would be right");
+            return -1;
+        }
+    return take(self);
 }
 
 static PyObject *
@@ -290,12 +298,8 @@ comm_close(PyObject *object, PyObject *unused)
     comm_object *self = (comm_object *)object;
     if (self->comm == NULL) /* or another thread is about to have closed it */
         Py_RETURN_NONE;
-    if (enter(self) < 0)
+    if (take(self) < 0)
         return NULL;
-    if (self->above > 0) {
-        mark(self, 0);
-        return tp_py_invalid_value("another communicator stands on this one: to close that first would be right");
-    }
     close_comm(self);
     return leave(self, TP_OK);
 }
@@ -321,7 +325,7 @@ static PyMethodDef comm_methods[] = {
      "allgather($self, mine, /)\n--\n\nThe bytes of every rank, in order of ranks."},
     {"close", comm_close, METH_NOARGS,
      "close($self)\n--\n\nSay goodbye to the other ranks; no call but this one is possible any more. An engine may not outlive "
-     "it, nor a\ncommunicator that stands on it: while one does this is refused."},
+     "it, and a\ncommunicator that stands on it can only be closed any more."},
     {"barrier", comm_barrier, METH_NOARGS, "barrier($self)\n--\n\nReturn when every rank has called it."},
     {NULL, NULL, 0, NULL},
 };
