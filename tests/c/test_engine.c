@@ -216,7 +216,7 @@ survives_every_failed_allocation(const tp_model *model, const int32_t *tokens, c
     int last = cut->ranks * cut->replicas - 1;
     job j;
     open_job(&j, model, cut, tokens, NULL);
-    tp_comm nobody = {lends ? &lending : &silent, last, last + 1, 0, 0};
+    tp_comm nobody = {lends ? &lending : &silent, last, last + 1, 0, 0, 0};
     tp_engine_config config = config_of(&j, last, &nobody);
     tp_heap *heap;
     MUST(tp_heap_open(0, &heap) == TP_OK);
@@ -243,7 +243,7 @@ fits_to_the_byte(const tp_model *model, const int32_t *tokens, const layout *cut
 {
     job j;
     open_job(&j, model, cut, tokens, NULL);
-    tp_comm nobody = {&lending, 0, cut->ranks, 0, 0};
+    tp_comm nobody = {&lending, 0, cut->ranks, 0, 0, 0};
     tp_engine_config config = config_of(&j, 0, &nobody);
     size_t bytes;
     MUST(tp_engine_bytes(&config, &bytes) == TP_OK);

@@ -119,7 +119,7 @@ gather(tp_comm *comm, const void *mine, size_t bytes, void *all)
 }
 
 static const tp_comm_ops beneath = {.abi = TP_COMM_ABI, .name = "beneath", .allgather = gather};
-static tp_comm control = {&beneath, 0, 2, 0, 0};
+static tp_comm control = {&beneath, 0, 2, 0, 0, 0};
 
 /* While a payload comes in pieces the thread looks again and again; but a rank that wants to send gets its turn at once. */
 static void
