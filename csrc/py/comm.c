@@ -367,10 +367,7 @@ tp_py_comm_of(PyObject *object)
 int
 tp_py_comm_hold(PyObject *object)
 {
-    for (PyObject *one = object; one != NULL; one = ((comm_object *)one)->beneath)
-        if (tp_py_comm_of(one) == NULL)
-            return -1;
-    return enter((comm_object *)object);
+    return tp_py_comm_of(object) == NULL ? -1 : enter((comm_object *)object);
 }
 
 void

@@ -176,6 +176,16 @@ words_that_never_come_are_waited_for_once(void)
     tp_shm_detach(memory, bytes);
 }
 
+/* Of this process alone; its bytes. */
+static size_t
+local_region(const tp_region_shape *shape, void **memory, tp_region **region)
+{
+    size_t bytes;
+    MUST(tp_region_bytes(shape, &bytes) == TP_OK && tp_local_create(bytes, memory) == TP_OK);
+    MUST(tp_region_create(*memory, bytes, shape, region) == TP_OK);
+    return bytes;
+}
+
 /* A writer that goes back to the ring's start says so first, and then what it has written there: a reader who looks in between has
  * nothing to take, and not what was there long ago. */
 static void
@@ -187,9 +197,7 @@ a_writer_that_goes_back_has_written_nothing_yet(void)
     void *memory;
     tp_region *region;
     tp_comm *from, *to;
-    size_t bytes;
-    MUST(tp_region_bytes(&shape, &bytes) == TP_OK && tp_local_create(bytes, &memory) == TP_OK);
-    MUST(tp_region_create(memory, bytes, &shape, &region) == TP_OK);
+    size_t bytes = local_region(&shape, &memory, &region);
     MUST(tp_comm_open_region(region, 0, "thread", 0, &from) == TP_OK && tp_comm_open_region(region, 1, "thread", 0, &to) == TP_OK);
     unsigned char *data = pattern(BYTES, 1), *into = calloc(1, BYTES);
     tp_ring *ring = tp_region_ring(region, 0, 1);
@@ -225,9 +233,7 @@ nothing_follows_what_was_given_up_both_ways(void)
     void *memory;
     tp_region *region;
     tp_comm *comm;
-    size_t bytes;
-    MUST(tp_region_bytes(&shape, &bytes) == TP_OK && tp_local_create(bytes, &memory) == TP_OK);
-    MUST(tp_region_create(memory, bytes, &shape, &region) == TP_OK);
+    size_t bytes = local_region(&shape, &memory, &region);
     MUST(tp_comm_open_region(region, 0, "thread", 20000000, &comm) == TP_OK);
     unsigned char *data = pattern(BYTES, 1), *into = calloc(1, BYTES);
     tp_ring *ring = tp_region_ring(region, 1, 0); /* in which rank 1 has begun */
@@ -253,9 +259,7 @@ nobody_is_told_of_itself(void)
     void *memory;
     tp_region *region;
     tp_comm *comm;
-    size_t bytes;
-    MUST(tp_region_bytes(&shape, &bytes) == TP_OK && tp_local_create(bytes, &memory) == TP_OK);
-    MUST(tp_region_create(memory, bytes, &shape, &region) == TP_OK);
+    size_t bytes = local_region(&shape, &memory, &region);
     MUST(tp_comm_open_region(region, 0, "thread", 0, &comm) == TP_OK);
     tp_region_rank_at(region, 1)->rounds = tp_region_rank_at(region, 2)->rounds = 1;
     tp_region_await(region, 1, -1);
