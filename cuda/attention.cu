@@ -179,10 +179,37 @@ tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel 
     return kernel == TP_ATTENTION_WGMMA ? tp_attention_forward_wgmma(stream, &args) : tp_attention_forward_bf16(stream, &args);
 }
 
+/* Of tiles of 64 queries and 64 of the slice's own keys, in one head, those that hide not all. */
+static int64_t
+kept_tiles(const tp_attention *s)
+{
+    int64_t n = (s->context + s->slice + 63) / 64 - (s->context + 63) / 64;
+    return n * (n + 1) / 2;
+}
+
+int64_t
+tp_cuda_attention_kept_bytes(const tp_attention *shape)
+{
+    return shape->batch * shape->heads * kept_tiles(shape) * TP_ATTENTION_KEPT_BYTES;
+}
+
+/* As many heads as fit have their dS kept. */
+static tp_status
+keep(tp_attention_args *a, const tp_attention *s, void *kept, size_t kept_bytes)
+{
+    int64_t each = kept_tiles(s) * TP_ATTENTION_KEPT_BYTES;
+    if (kept_bytes == 0 || each == 0)
+        return TP_OK;
+    TP_TRY(check_aligned(TP_BF16, "what is kept", kept));
+    a->ds = (uint32_t *)kept;
+    a->kept = (int64_t)(kept_bytes / (size_t)each);
+    return TP_OK;
+}
+
 tp_status
 tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, int multiprocessors,
                            const tp_attention *shape, const void *q, const void *k, const void *v, const void *o, const void *d_o,
-                           const float *lse, float *delta, void *dq, void *dk, void *dv)
+                           const float *lse, float *delta, void *dq, void *dk, void *dv, void *kept, size_t kept_bytes)
 {
     static const char *const names[8] = {"q", "k", "v", "o", "d_o", "dq", "dk", "dv"};
     const void *pointers[8];
@@ -203,6 +230,7 @@ tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel
     args.dq = dq;
     args.dk = dk;
     args.dv = dv;
+    TP_TRY(keep(&args, shape, kept, kept_bytes));
     groups = (args.last - args.first) * args.items;
     if (dtype == TP_BF16) {
         TP_TRY(TP_LAUNCH(attention_delta_bf16, tp_grid1((groups + per_block - 1) / per_block), TP_ATTENTION_THREADS, 0, stream,

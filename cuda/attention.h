@@ -12,6 +12,7 @@
 
 #define TP_ATTENTION_LOG2E 1.4426950408889634f
 #define TP_ATTENTION_THREADS 128
+#define TP_ATTENTION_KEPT_BYTES (64 * 64 * 2) /* of a tile of dS */
 #define TP_ATTENTION_MOST 0x1p22f /* an lse, less than */
 
 typedef struct {
@@ -25,6 +26,8 @@ typedef struct {
     const float *lse, *delta;
     void *out, *dq, *dk, *dv;
     float *lse_out, *delta_out;
+    uint32_t *ds; /* of heads [0, kept): dS of the slice's own pairs, once made for d(k) and then read for d(q) (attention_wgmma.h) */
+    int64_t kept;
 } tp_attention_args;
 
 /* Row 0 of a (sequence, head): elements from the tensors' begin, and its row of lse and delta. */

@@ -46,6 +46,77 @@ ring_release(uint64_t *is_free)
         TP_PHASE_ARRIVE(is_free);
 }
 
+/* ---- dS of the slice's own pairs, kept ---------------------------------------------------------------------------------------
+ *
+ * Both dQ and dK, dV of a slice pass over the pairs of its queries and its own keys, and both would make S and dP of them. Who
+ * computes dK and dV keeps dS of these, rounded as the product takes it, and dQ reads it: 5 products of 7. The bits are the same:
+ * each number of dS comes of the same products in the same order, whichever operand has the rows, and tiles of keys are added to dQ
+ * in the same order, from registers or from memory.
+ *
+ * Tiles of 64 queries and 64 keys at absolute multiples of 64; of keys from `own` on, as those of a tile that begins before the slice
+ * are not all the slice's. Head by head, of tiles (i, j <= i) the i (i + 1) / 2 + j th. A tile as who reads it has it in registers,
+ * A fragments of wgmma: [4 warps, 16 queries each][4 of 16 keys][32 lanes][4 words]. */
+TP_DEVICE int
+kept_own(const tp_attention_args *a)
+{
+    return (a->first + 63) / 64 * 64;
+}
+
+/* Of a block's queries, which end before `end`: the first key whose dS is kept. */
+TP_DEVICE int
+kept_from(const tp_attention_args *a, int end)
+{
+    int own = kept_own(a);
+    return attention_item() < a->kept && own < end ? own : end;
+}
+
+TP_DEVICE uint32_t *
+kept_tile(const tp_attention_args *a, int t, int key)
+{
+    int own = kept_own(a), n = (a->last + 63) / 64 - own / 64, i = (t - own) / 64, j = (key - own) / 64, item = attention_item();
+    TP_OPAQUE(item); /* nothing made of it takes registers during the loops */
+    int64_t tile = item * ((int64_t)n * (n + 1) / 2) + i * (i + 1) / 2 + j;
+    return a->ds + tile * (TP_ATTENTION_KEPT_BYTES / 4);
+}
+
+/* A warpgroup's dS of 64 keys (rows) and 64 queries from t, as A fragments p[16]; transposed for who reads. */
+TP_DEVICE void
+keep_gradient(const tp_attention_args *a, int t, int key, const uint32_t *p)
+{
+    if (attention_item() >= a->kept || key < kept_own(a) || t < key || t >= a->last)
+        return;
+    int thread = TP_THREAD % TP_WARPGROUP;
+    TP_OPAQUE(thread);
+    uint32_t *tile = kept_tile(a, t, key) + thread * 4;
+    TP_UNROLL
+    for (int j = 0; j < 4; j++) {
+        tp_vec16 part;
+        part.word[0] = TP_TRANSPOSE(p[4 * j]);
+        part.word[1] = TP_TRANSPOSE(p[4 * j + 2]);
+        part.word[2] = TP_TRANSPOSE(p[4 * j + 1]);
+        part.word[3] = TP_TRANSPOSE(p[4 * j + 3]);
+        tp_store16_global(tile + 512 * j, part);
+    }
+}
+
+/* The other way, of 64 queries from t (rows): zeros where the keys are all behind them or from `end` on, or the queries behind the
+ * slice. */
+TP_DEVICE void
+kept_gradient(const tp_attention_args *a, int t, int key, int end, uint32_t *ds)
+{
+    int is_kept = key <= t && key < end && t < a->last;
+    const uint32_t *tile = kept_tile(a, t, is_kept ? key : t) + TP_THREAD / TP_WARP % 4 * 512 + TP_THREAD % TP_WARP * 4;
+    TP_UNROLL
+    for (int j = 0; j < 4; j++) {
+        tp_vec16 part = {{0, 0, 0, 0}};
+        if (is_kept)
+            part = tp_load16(tile + 128 * j);
+        TP_UNROLL
+        for (int i = 0; i < 4; i++)
+            ds[4 * j + i] = part.word[i];
+    }
+}
+
 /* Tiles of `rows` that the slice lies in. */
 static inline int64_t
 tiles_of(const tp_attention_args *args, int rows)

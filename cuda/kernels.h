@@ -163,14 +163,18 @@ tp_cuda_attention_check(tp_attention_kernel kernel, const tp_cuda_properties *pr
  * bf16: D a multiple of 8 up to 128, strides multiples of 8, arrays on 16 bytes. fp32: D up to 128. EVALUE names what is out
  * of these bounds. multiprocessors: how many the stream's blocks run on (tp_cuda_multiprocessors): the size of blocks follows from
  * it, the bits do not. Rows that backend.h does not name are neither read nor written: rows after the slice (forward), and q, o,
- * d_o, lse, delta before it (backward) may hold anything. */
+ * d_o, lse, delta before it (backward) may hold anything.
+ * kept: kept_bytes of device memory on 16 bytes, NULL and 0 for none, for the call alone. Backward by wgmma makes S and dP of the slice's
+ * own pairs once where they fit, as they do for all heads in tp_cuda_attention_kept_bytes, else twice; the bits are the same. */
+int64_t
+tp_cuda_attention_kept_bytes(const tp_attention *shape);
 TP_MUST_USE tp_status
 tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, int multiprocessors,
                           const tp_attention *shape, const void *q, const void *k, const void *v, void *o, float *lse);
 TP_MUST_USE tp_status
 tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, tp_attention_kernel kernel, int multiprocessors,
                            const tp_attention *shape, const void *q, const void *k, const void *v, const void *o, const void *d_o,
-                           const float *lse, float *delta, void *dq, void *dk, void *dv);
+                           const float *lse, float *delta, void *dq, void *dk, void *dv, void *kept, size_t kept_bytes);
 /* For benchmarks and tests: bf16 by tiles of 64 x groups rows, or as near as there are kernels; 0: as the shape asks, as at first.
  * mma.sync has 1 and 2 (D above 64: 1); wgmma, where groups are warpgroups that multiply, 1, 2 and 3 (D above 64: 1 and 2).
  * Process-wide; not while kernels are launched. The bits do not depend on it but in wgmma's forward for D up to 64, where they are

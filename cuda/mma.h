@@ -46,6 +46,16 @@ tp_shared_address(const void *shared)
                      : "r"(tp_shared_address(row))                                                      \
                      : "memory")
 
+/* A pair of 16-bit elements (lane / 4, 2 (lane % 4)) of an 8 x 8 matrix -> that of its transpose. Every lane of the warp comes. */
+TP_DEVICE uint32_t
+tp_transpose8x8(uint32_t pair)
+{
+    uint32_t other;
+    __asm__ volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(pair));
+    return other;
+}
+#define TP_TRANSPOSE(pair) tp_transpose8x8(pair)
+
 /* Begin to copy `bytes` (0 to 16, 0 to 4) of global to shared memory, zeros behind them up to 16 (4). */
 #define TP_COPY16(shared, global, bytes)                                                                          \
     __asm__ volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tp_shared_address(shared)), "l"(global), \
@@ -66,10 +76,13 @@ void
 tp_simt_mma(const char *site, float *d, const uint32_t *a, const uint32_t *b);
 void
 tp_simt_ldmatrix(const char *site, uint32_t *f, const void *row, int transposed);
+uint32_t
+tp_simt_transpose(const char *site, uint32_t pair);
 
 #define TP_MMA(d, a, b) tp_simt_mma(TP_SITE, (d), (a), (b))
 #define TP_LDMATRIX(f, row) tp_simt_ldmatrix(TP_SITE, (f), (row), 0)
 #define TP_LDMATRIX_TRANSPOSED(f, row) tp_simt_ldmatrix(TP_SITE, (f), (row), 1)
+#define TP_TRANSPOSE(pair) tp_simt_transpose(TP_SITE, (pair))
 #define TP_COPY16(shared, global, bytes) tp_simt_copy_async(TP_SITE, (shared), (global), (size_t)(bytes), 16)
 #define TP_COPY4(shared, global, bytes) tp_simt_copy_async(TP_SITE, (shared), (global), (size_t)(bytes), 4)
 #define TP_COPY_COMMIT() tp_simt_copy_commit()

@@ -13,17 +13,17 @@ enum { Q, K, V, O, LSE, FORWARD, D_O = FORWARD, DELTA, DQ, DK, DV, BACKWARD };
 static PyObject *
 attention(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"dtype", "shape", "arrays", "groups", "stream", "wgmma", "multiprocessors", NULL};
+    static char *names[] = {"dtype", "shape", "arrays", "groups", "stream", "wgmma", "multiprocessors", "kept", NULL};
     tp_attention s;
     long long n[8];
-    unsigned long long stream = 0;
+    unsigned long long stream = 0, kept = 0, kept_bytes = 0;
     void *array[BACKWARD] = {0};
     int dtype, groups = 0, wgmma = 0, multiprocessors = 132; /* an H100's or H200's */
     PyObject *addresses;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i(LLLLLLLL)O!|iKpi:attention", names, &dtype, &n[0], &n[1], &n[2], &n[3],
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i(LLLLLLLL)O!|iKpi(KK):attention", names, &dtype, &n[0], &n[1], &n[2], &n[3],
                                      &n[4], &n[5], &n[6], &n[7], &PyTuple_Type, &addresses, &groups, &stream, &wgmma,
-                                     &multiprocessors))
+                                     &multiprocessors, &kept, &kept_bytes))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(addresses);
     if ((dtype != TP_F32 && dtype != TP_BF16) || groups < 0 || groups > 3 || (count != FORWARD && count != BACKWARD))
@@ -44,7 +44,8 @@ attention(PyObject *module, PyObject *args, PyObject *keywords)
             ? tp_cuda_attention_forward(on, (tp_dtype)dtype, kernel, multiprocessors, &s, array[Q], array[K], array[V], array[O],
                                         array[LSE])
             : tp_cuda_attention_backward(on, (tp_dtype)dtype, kernel, multiprocessors, &s, array[Q], array[K], array[V], array[O],
-                                         array[D_O], array[LSE], array[DELTA], array[DQ], array[DK], array[DV]);
+                                         array[D_O], array[LSE], array[DELTA], array[DQ], array[DK], array[DV],
+                                         (void *)(uintptr_t)kept, (size_t)kept_bytes);
     tp_cuda_attention_force(0);
     if (status != TP_OK)
         return tp_cuda_raise(status);
@@ -157,9 +158,9 @@ static PyMethodDef methods[] = {
      "its plan made first. Text about all shapes so far. ExecutionError: cuDNN has no plan. Addresses are not checked."},
     {"attention", (PyCFunction)(void (*)(void))attention, METH_VARARGS | METH_KEYWORDS,
      "attention(dtype, (batch, heads, head_dim, slice, context, total, qkv_stride, o_stride), addresses, groups=0, stream=0, "
-     "wgmma=False): enqueue the forward (five addresses) or the backward (ten) pass of a slice (cuda/kernels.h). groups 1 to 3 ask "
-     "for tiles of 64 x groups rows where the shape would not (tp_cuda_attention_force). Neither addresses nor whether the device "
-     "has wgmma are checked."},
+     "wgmma=False, multiprocessors=132, kept=(0, 0)): enqueue the forward (five addresses) or the backward (ten) pass of a slice "
+     "(cuda/kernels.h). groups 1 to 3 ask for tiles of 64 x groups rows where the shape would not (tp_cuda_attention_force); kept, an "
+     "address and bytes, is what the backward pass may overwrite. Neither addresses nor whether the device has wgmma are checked."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -175,7 +175,7 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     rank->base = (tp_device){.ops = &tp_cuda_device_ops, .heap = heap};
     rank->config = *config;
     rank->stream = tp_cuda_compute(rank->cuda);
-    rank->asked = "";
+    rank->asked = rank->unkept = "";
     tp_heap_use(heap, &(tp_heap_hook){.context = rank, .take = heap_take, .give = heap_give});
     status = tp_cuda_event_create(rank->cuda, 1, &rank->origin);
     if (status != TP_OK) {
@@ -238,6 +238,7 @@ open_attention(tp_cuda_rank *rank)
 {
     int asked;
     TP_TRY(tp_cuda_attention_choose(tp_cuda_device_properties(rank->cuda), rank->config.dtype, &rank->attention));
+    rank->keeps = rank->attention == TP_ATTENTION_WGMMA;
     TP_TRY(attention_asked(&asked));
     rank->asked = told_of_own(rank, asked);
     if (asked != CUDNN)
@@ -443,7 +444,7 @@ device_caveat(const tp_device *device)
 {
     tp_cuda_rank *rank = tp_cuda_rank_of((tp_device *)(uintptr_t)device);
     const char *const part[] = {rank->caveat, rank->gemm != NULL ? tp_gemm_caveat(rank->gemm) : "", rank->asked,
-                                rank->cudnn != NULL ? tp_cudnn_caveat(rank->cudnn) : ""};
+                                rank->cudnn != NULL ? tp_cudnn_caveat(rank->cudnn) : "", rank->unkept};
     size_t used = 0;
     rank->told[0] = 0;
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)

@@ -44,7 +44,8 @@ typedef struct {
     tp_gemm *gemm;
     tp_cudnn *cudnn;  /* NULL: attention is our kernels' */
     tp_attention_kernel attention; /* which of them */
-    void *workspace;  /* TP_CUDA_GEMM_BYTES, of products and of cuDNN's plans, as one runs after the other; then `partial` */
+    int keeps;        /* it keeps dS of a slice's own pairs (tp_cuda_attention_backward) */
+    void *workspace;  /* TP_CUDA_GEMM_BYTES, of products, of cuDNN's plans and of such dS, as one runs after the other; then `partial` */
     void *partial;    /* of sums over rows */
     tp_stream aside;              /* of swaps beside the work; NULL: there were none yet */
     tp_cuda_event given;          /* what the compute stream was given before the copy that is begun */
@@ -58,6 +59,7 @@ typedef struct {
     tp_cuda_stretch *capturing; /* between stretch_begin and stretch_end */
     int64_t replayed;           /* stretches launched as graphs, ever */
     char caveat[512];           /* why the first stretch that was not captured was not; "": all are */
+    const char *unkept;         /* why dS is not kept, where it might be; "": nothing to say */
     const char *asked;          /* what came of TERAPIPE_ATTENTION, where cuDNN does not say it; "": nothing to say */
     char told[1536];            /* all caveats */
 } tp_cuda_rank;

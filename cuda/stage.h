@@ -151,8 +151,13 @@ tp_cuda_head_weight_gradient(tp_stage *stage, const tp_slice_at *at);
  * run. qkv and o from the part's row (0, 0) on. */
 TP_MUST_USE tp_status
 tp_cuda_stage_attention(tp_stage *stage, const tp_stage_part *part, const void *qkv, void *o, float *lse);
+/* The attention of one part's input gradient, our kernel's: of what a step keeps in `grads`, d(q), d(k), d(v). inner, lse and grads
+ * from the micro-batch's row 0 on. */
+TP_MUST_USE tp_status
+tp_cuda_stage_attention_backward(tp_stage *stage, const tp_stage_part *part, const tp_inner *inner, const float *lse,
+                                 const tp_gradients *grads);
 /* After all plans are made: each is run once beside our kernel, on numbers of its own, in memory that a step writes before it
- * reads it. */
+ * reads it; and our backward with and without what it keeps, which must not show in the bits. */
 TP_MUST_USE tp_status
 tp_cuda_stage_check_attention(tp_stage *stage);
 /* A product of the stage: chosen while it prepares, else run. */

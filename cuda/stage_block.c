@@ -177,23 +177,12 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     const tp_stage_block *self = &stage->base.block[block];
     const tp_inner *inner = tp_stage_inner(self, at);
     const tp_gradients *grads = &self->gradients[at->gslot];
-    const float *all_lse = self->activations[at->slot].lse;
-    int64_t width = stage->base.config.model.n_embd;
     const void *dy = tp_cuda_block_d_output(stage, block, at->gslot);
     tp_gemm_op back = linear_t(stage, self->out, at, dy, grads->d_o);
     TP_TRY(tp_cuda_stage_product(stage, &back));
     tp_stage_part part[2];
-    for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
-        int64_t row = part[k].row, lse = part[k].lse;
-        const void *q = tp_cuda_row(stage, inner->qkv, row, 3 * width);
-        void *dq = tp_cuda_row(stage, grads->dqkv, row, 3 * width);
-        STAGE_RUN(stage, tp_cuda_attention_backward(
-                             stage->rank->stream, stage->dtype, stage->rank->attention,
-                             tp_cuda_multiprocessors(stage->rank->cuda), &part[k].shape, q, tp_cuda_row(stage, q, 1, width),
-                             tp_cuda_row(stage, q, 2, width), tp_cuda_row(stage, inner->o, row, width),
-                             tp_cuda_row(stage, grads->d_o, row, width), all_lse + lse, grads->delta + lse, dq,
-                             tp_cuda_row(stage, dq, 1, width), tp_cuda_row(stage, dq, 2, width)));
-    }
+    for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++)
+        STAGE_RUN(stage, tp_cuda_stage_attention_backward(stage, &part[k], inner, self->activations[at->slot].lse, grads));
     back = linear_t(stage, self->in, at, grads->dqkv, grads->d_norm);
     TP_TRY(tp_cuda_stage_product(stage, &back));
     return norm_gradient(stage, block, at, grads->d_norm, dy);

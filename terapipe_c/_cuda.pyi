@@ -58,6 +58,7 @@ def attention(
     stream: int = ...,
     wgmma: bool = ...,
     multiprocessors: int = ...,
+    kept: tuple[int, int] = ...,
 ) -> None: ...
 def cudnn(workspace: int, bytes: int, device: int = ..., stream: int = ..., /) -> CapsuleType: ...
 def cudnn_attention(

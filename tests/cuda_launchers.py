@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 F32, BF16 = 0, 1
 HEADERS = ("cuda/kernels.h", "cuda/groups.h")
 TYPES = {"tp_stream": ctypes.c_void_p, "tp_dtype": ctypes.c_int, "int64_t": ctypes.c_int64, "int": ctypes.c_int,
-         "tp_attention_kernel": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double}  # fmt: skip
+         "size_t": ctypes.c_size_t, "tp_attention_kernel": ctypes.c_int, "float": ctypes.c_float,
+         "double": ctypes.c_double}  # fmt: skip
 
 
 TENSOR = np.dtype([("n", np.int64), ("first", np.int64), *((name, np.uint64) for name in ("grad", "value", "m", "v", "copy")),

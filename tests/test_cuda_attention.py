@@ -21,6 +21,7 @@ if not (ROOT / "cuda").is_dir():
 
 F32, BF16 = 0, 1
 MMA, WGMMA = 0, 1  # tp_attention_kernel of cuda/kernels.h
+SIZE_0 = ctypes.c_size_t(0)
 CHANCE = [8, 24, 40]  # orders of threads, blocks and copies by chance
 POISON = 0xFF  # four bytes of it: NaN, in fp32 and in bf16
 
@@ -247,6 +248,7 @@ class Attention:
         self.qkv, self.dqkv, self.o, self.d_o = (make(self.width[i]) for i in (0, 0, 1, 1))
         self.lse, self.delta = (aligned(B * H * T, np.float32).reshape(B, H, T) for _ in range(2))
         self.given = self.encode(rng.normal(size=(T, B, 3 * H * D))), self.encode(rng.normal(size=(T, B, H * D)))
+        self.kept = aligned(0, np.uint8)  # what the backward may overwrite
 
     def outputs(self):
         B, H, D, T = self.shape
@@ -293,7 +295,7 @@ class Attention:
             self.d_o[at:last, :, :E] = self.given[1][at:last]
             self.o[at:last], self.lse[..., at:last] = o[at:last], lse[..., at:last]
             self.call("backward", rows, at, q, k, v, address(self.o), address(self.d_o), address(self.lse),
-                      address(self.delta), *grads)  # fmt: skip
+                      address(self.delta), *grads, address(self.kept), ctypes.c_size_t(self.kept.nbytes))  # fmt: skip
             self.o[at:last] = poison  # of later rows, o is not read
             assert np.isnan(self.delta[..., :at]).all() and np.isnan(self.decode(self.dqkv[:at].ravel())).all()
         self.o = o
@@ -472,7 +474,7 @@ def test_bad_shapes_are_refused(emu, dtype, change, text):
     memory = address(aligned(64, np.float32))
     assert emu.tp_cuda_attention_forward(None, dtype, MMA, 132, ctypes.byref(shape), *[memory] * 5) != 0
     assert text in emu.tp_error_message().decode()
-    assert emu.tp_cuda_attention_backward(None, dtype, MMA, 132, ctypes.byref(shape), *[memory] * 10) != 0
+    assert emu.tp_cuda_attention_backward(None, dtype, MMA, 132, ctypes.byref(shape), *[memory] * 10, None, SIZE_0) != 0
 
 
 def test_bad_pointers_are_refused(emu):
@@ -480,7 +482,7 @@ def test_bad_pointers_are_refused(emu):
     good, odd = address(memory), address(memory, 1)
     assert emu.tp_cuda_attention_forward(None, BF16, MMA, 132, ctypes.byref(shape), good, odd, good, good, good) != 0
     assert "attention on CUDA: k is at 0x" in emu.tp_error_message().decode()
-    assert emu.tp_cuda_attention_backward(None, F32, MMA, 132, ctypes.byref(shape), *[good] * 9, None) != 0
+    assert emu.tp_cuda_attention_backward(None, F32, MMA, 132, ctypes.byref(shape), *[good] * 9, None, None, SIZE_0) != 0
     assert "dv is at" in emu.tp_error_message().decode()
 
 

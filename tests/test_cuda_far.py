@@ -93,6 +93,7 @@ def test_attention_of_rows_far_apart(k: Kernels, dtype: int, kernel: int, D: int
             [spread(a, w) for _ in range(2)] for a, w in zip((given, d_given), widths, strict=True)
         )
         lse, delta = (np.zeros((B, T), np.float32) for _ in range(2))
+        kept = np.zeros(2 * 64 * 64, np.uint16)
         for first, last in ((0, 2), (2, 3)):
             shape = Shape(B, 1, D, last - first, first, T, *widths)
             ins = [address(qkv, i * D) for i in range(3)]
@@ -112,7 +113,7 @@ def test_attention_of_rows_far_apart(k: Kernels, dtype: int, kernel: int, D: int
                 address(lse),
                 address(delta),
             )
-            grads = (address(dqkv, i * D) for i in range(3))
+            grads = (*(address(dqkv, i * D) for i in range(3)), address(kept), kept.nbytes)
             assert k.lib.tp_cuda_attention_backward(*call, *grads) == 0, k.lib.tp_error_message()
         found.append([a.tobytes() for a in (o, lse, delta, dqkv)])
     assert found[0] == found[1] and np.isfinite(lse).all()

@@ -23,6 +23,7 @@ from test_cuda_attention import (  # noqa: E402
     CHANCE,
     MMA,
     SHAPES,
+    SIZE_0,
     WGMMA,
     Attention,
     Shape,
@@ -320,7 +321,7 @@ def test_an_error_names_the_kernel(emu, name, D, H, groups, first, T):
     try:
         if not forward:  # the kernel before has all it wants
             pointers[7] = address(other)
-        assert call(None, BF16, WGMMA, 132, ctypes.byref(shape), *pointers) != 0
+        assert call(None, BF16, WGMMA, 132, ctypes.byref(shape), *pointers, *([] if forward else [None, SIZE_0])) != 0
     finally:
         emu.tp_simt_range_remove(address(memory))
     assert f"CUDA kernel attention_{name}, block" in emu.tp_error_message().decode()
@@ -371,12 +372,13 @@ def trained(monkeypatch):
     module = tp.cuda.load()
     module.emu_machine()
 
-    def run(attention, slicing, dtype="bf16", reproducible=True):
+    def run(attention, slicing, dtype="bf16", reproducible=True, begun=lambda: None):
         monkeypatch.setenv("TERAPIPE_ATTENTION", attention)
         model, params, tokens = stage.problem(2, 40, n_embd=32)
         program = tp.schedules.gpipe(1, len(slicing), [len(slices) for _, slices in slicing]).lower(True)
 
         def work(engine):
+            begun()
             told = [engine.run(tokens, step=1, update=False)[0]]
             grads = {name: np.asarray(grad).tobytes() for name, grad in engine.export("grads").items()}
             return told + [engine.run(tokens, step=i, lr=1e-2)[0] for i in (1, 2, 3)], grads, engine.caveats
@@ -398,6 +400,31 @@ def test_training_by_wgmma(trained, monkeypatch):
     assert tp.cuda.attention_kernel() == "wgmma" and tp.cuda.attention_kernel(0, "float32") == "mma"
     np.testing.assert_allclose(whole[0], mma[0], rtol=3e-3)
     assert whole[2] == [] and len(mma[2]) == 1 and "by mma.sync, as TERAPIPE_ATTENTION asks" in mma[2][0]
+
+
+@pytest.fixture
+def skew():
+    """Of a warpgroup's products: A and B have, or do not have, the bits of B and A."""
+    library = cuda_emu.library()
+    yield library.tp_emu_skew
+    library.tp_emu_skew(0)
+
+
+def test_where_operands_do_not_commute_nothing_is_kept(trained, skew):
+    """Else the bits would show the slices: of 40 tokens whole all pairs are kept, of these slices those of the first alone."""
+    skew(1)
+    whole, sliced = trained("wgmma", [(2, [40])]), trained("wgmma", [(2, [7, 1, 32])])
+    assert whole == sliced
+    assert len(whole[2]) == 1 and "makes the scores of a slice's own pairs twice" in whole[2][0]
+
+
+def test_training_keeps_what_the_check_allows(trained, skew):
+    """It shows where operands stop to commute behind the check."""
+    runs = {}
+    for slices in ([40], [7, 1, 32]):
+        runs[len(slices)] = trained("wgmma", [(2, slices)], begun=lambda: skew(1))
+        skew(0)
+    assert runs[1][0][0] == runs[3][0][0] and runs[1][1] != runs[3][1] and runs[1][2] == runs[3][2] == []
 
 
 def test_where_wgmma_is_asked_for_in_vain(trained):

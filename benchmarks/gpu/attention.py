@@ -16,12 +16,13 @@ from gpu_check import Question, in_time, small, so_far, watched
 
 F32, BF16 = 0, 1
 BOUNDS = {F32: 1e-5, BF16: 3e-3}
+ROOM = 1 << 25  # bytes of a rank's workspace, where backward by wgmma may keep dS (tp_cuda_attention_backward)
 
 
 class Sequence:
     """Device memory of B sequences of T tokens, rows of q, k, v packed [3][H][D], poisoned where nothing was written."""
 
-    def __init__(self, dtype, B, H, D, T, seed=0, wgmma=False):
+    def __init__(self, dtype, B, H, D, T, seed=0, wgmma=False, room=ROOM):
         import torch
 
         self.dtype, self.shape, self.wgmma = dtype, (B, H, D, T), wgmma
@@ -33,6 +34,7 @@ class Sequence:
         self.dqkv, self.o = torch.full_like(self.qkv, torch.nan), torch.full_like(self.d_o, torch.nan)
         self.lse = torch.full((B, H, T), torch.nan, device=self.device)
         self.delta = torch.full_like(self.lse, torch.nan)
+        self.kept = torch.full((room if wgmma else 0,), 0xFF, dtype=torch.uint8, device=self.device)  # NaNs
 
     def call(self, forward, rows, context, groups=0):
         import torch
@@ -48,7 +50,8 @@ class Sequence:
             arrays += (self.d_o.data_ptr(), self.delta.data_ptr(), dq, dk, dv)
         stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0
         shape = (B, H, D, rows, context, T, 3 * H * D, H * D)
-        tp.cuda.load().attention(self.dtype, shape, arrays, groups=groups, stream=stream, wgmma=self.wgmma)
+        tp.cuda.load().attention(self.dtype, shape, arrays, groups=groups, stream=stream, wgmma=self.wgmma,
+                                 kept=(self.kept.data_ptr(), self.kept.numel()))  # fmt: skip
 
     def forward(self, slices, groups=0):
         at = 0
@@ -176,6 +179,16 @@ def worst_of(found):
     return ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items())
 
 
+def nothing_kept(sequence, want):
+    """Of the whole sequence and of two slices, by each kernel: the bits of those that had room to keep dS."""
+    T, kept = sequence.shape[3], sequence.kept
+    sequence.kept = kept[:0]
+    for groups, bits in want.items() if sequence.wgmma else ():
+        for slices in ([T], [T // 2 + 1, T - T // 2 - 1]):
+            assert same(sequence.run(slices, groups), bits), ("nothing kept", sequence.shape, groups, slices)
+    sequence.kept = kept
+
+
 def bits(T=1024, H=4, many=10, wgmma=False):
     """The same bits for every slicing and tile, on a busy GPU, again and again; fails at the first difference."""
     found = []
@@ -184,6 +197,7 @@ def bits(T=1024, H=4, many=10, wgmma=False):
         sequence = Sequence(dtype, 2, H, D, T, wgmma=wgmma)
         want = {1: sequence.run([T], 1)}
         want |= dict.fromkeys((2, 3), sequence.run([T], 2) if wgmma and D <= 64 else want[1])  # tiles of 128 keys
+        nothing_kept(sequence, want)
         half = T // 2
         cuts = [[T], [T // 4] * 4, [64] * (T // 64) + [T % 64], [T - 1, 1], [1, T - 1], [half - 37, 5, half + 32],
                 [T // 9] * 9 + [T % 9]]  # fmt: skip
@@ -332,7 +346,7 @@ def backward_beside():
             for size in [16] if small() else [256, 512, 1024]:
                 slices, contexts = [size] * (T // size), np.arange(0, T, size)
                 sequence.run(slices)
-                ours_s = clock(lambda slices=slices, run=sequence.backward: run(slices))
+                ours_s, by_room = with_room(sequence, slices)
                 few = contexts[sorted({0, len(contexts) // 2, len(contexts) - 1})]
                 cudnn_s = [clock(rectangle(*shape[:3], size, size + int(context))) for context in few]
                 its_s = np.polyval(np.polyfit(few, cudnn_s, len(few) - 1), contexts).sum()  # nearly straight in the context
@@ -342,7 +356,7 @@ def backward_beside():
                 rate = [flops * T * (T + 1) / 2 / ours_s,
                         *(flops * size * (size + contexts).sum() / seconds for seconds in (its_s, its_s + adds_s))]
                 found.append(dict(zip(("batch", "heads", "head_dim", "tokens"), shape, strict=True)) |
-                             {"slices_of": size, "contexts": few.tolist(), "cudnn_s": cudnn_s, "ours_s": ours_s,
+                             by_room | {"slices_of": size, "contexts": few.tolist(), "cudnn_s": cudnn_s, "ours_s": ours_s,
                               "backward_tflops": round(rate[0], 1), "cudnn_backward_tflops": round(rate[1], 1),
                               "cudnn_with_sums_tflops": round(rate[2], 1), "of_cudnn": round(rate[0] / rate[1], 3),
                               "of_cudnn_with_sums": round(rate[0] / rate[2], 3)})  # fmt: skip
@@ -356,6 +370,19 @@ def backward_beside():
             del sequence
             torch.cuda.empty_cache()
     return told
+
+
+def with_room(sequence, slices):
+    """Seconds of the backward with the room of a rank's workspace; and with none, and for dS of all heads."""
+    B, H, _, _ = sequence.shape
+    tiles = -(-max(slices) // 64) + 1
+    rooms = {"nothing_kept_s": 0, "all_kept_s": B * H * tiles * (tiles + 1) // 2 * 8192, "ours_s": ROOM}
+    told, before = {}, sequence.kept
+    for name, room in rooms.items() if sequence.wgmma else [("ours_s", 0)]:
+        sequence.kept = before.new_empty(room)
+        told[name] = clock(lambda: sequence.backward(slices), 9 if name == "ours_s" else 5)
+    sequence.kept = before
+    return told.pop("ours_s"), told
 
 
 def rectangle(B, H, D, rows, keys):
@@ -557,5 +584,5 @@ QUESTIONS = [
     Question("attention speed", 35, speed, order=46),
     Question("cudnn right", 60, cudnn_right, order=27),
     Question("cudnn speed", 15, cudnn_speed, order=63),
-    Question("attention backward beside cudnn", 18, backward_beside, order=64),
+    Question("attention backward beside cudnn", 19, backward_beside, order=64),
 ]

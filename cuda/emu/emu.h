@@ -35,6 +35,9 @@ tp_emu_refuse_parts(int on);
 /* Devices on which this process has made a context. */
 int
 tp_emu_contexts(void);
+/* on 1: a warpgroup's products of A and B are not, bit for bit, those of B and A. */
+void
+tp_emu_skew(int on);
 
 /* on 1: whoever asks an event hears that it has not come yet, as of a GPU that is behind, or hangs. Work is done all the same. 2: that
  * it cannot be asked. 3: as 1, but of events of compute streams. */

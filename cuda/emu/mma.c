@@ -86,3 +86,22 @@ tp_simt_ldmatrix(const char *site, uint32_t *f, const void *row, int transposed)
     tp_race_touch(row, 16, 0);
     tp_simt_meet(site, ldmatrix_work, &mine);
 }
+
+static void
+transpose_work(void **lanes)
+{
+    uint16_t matrix[8][8];
+    for (int lane = 0; lane < TP_WARP; lane++)
+        memcpy(&matrix[lane / 4][2 * (lane % 4)], lanes[lane], sizeof(uint32_t));
+    for (int lane = 0; lane < TP_WARP; lane++) {
+        int r = lane / 4, c = 2 * (lane % 4);
+        *(uint32_t *)lanes[lane] = matrix[c][r] | (uint32_t)matrix[c + 1][r] << 16;
+    }
+}
+
+uint32_t
+tp_simt_transpose(const char *site, uint32_t pair)
+{
+    tp_simt_meet(site, transpose_work, &pair);
+    return pair;
+}

@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 
+#include "cuda/emu/emu.h"
 #include "cuda/emu/machine.h"
 
 #define PRODUCTS 32 /* of a warpgroup under way */
@@ -150,6 +151,14 @@ take_a(const product *p, float a[64][16])
         }
 }
 
+static _Atomic int is_skewed;
+
+void
+tp_emu_skew(int on)
+{
+    is_skewed = on;
+}
+
 static void
 multiply(product *p)
 {
@@ -168,7 +177,7 @@ multiply(product *p)
             for (int j = 0; j < p->n; j++)
                 sum[j] += a[i][k] * b[k][j];
         for (int j = 0; j < p->n; j++)
-            d[i][j] += sum[j];
+            d[i][j] += is_skewed && i % 2 ? sum[j] * 1.002f : sum[j];
     }
     for (int lane = 0; lane < SIMT_WARPGROUP; lane++)
         for (int i = 0; i < p->n / 2; i++)
