@@ -1,5 +1,7 @@
 /* LayerNorm of rows (Ba, Kiros & Hinton 2016), eps 1e-5. A row's bits depend on that row alone; gradients of gamma and
  * beta are chains over rows in the order of the call. Threads share rows, and columns for the chains. */
+#include <math.h>
+
 #include "csrc/cpu/rows.h"
 
 #define NORM_EPS  1e-5f
@@ -19,6 +21,16 @@ VEC_INLINE float
 norm_mean_of(const vf16 *sum, int64_t n)
 {
     return vec_sum(vec_add(vec_add(sum[0], sum[2]), vec_add(sum[1], sum[3]))) / (float)n;
+}
+
+/* Of a row whose squares overflow in fp32, from deviations of 5e17 on: rstd would be 0, and the row zeros. */
+static __attribute__((noinline, cold)) float
+norm_huge(const float *x, int64_t n, float mean)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += ((double)x[i] - (double)mean) * ((double)x[i] - (double)mean);
+    return (float)(1 / __builtin_sqrt(sum / (double)n));
 }
 
 static void
@@ -45,7 +57,8 @@ norm_measure(const float *x, int64_t n, float *mean, float *rstd)
         vf16 d = rows_first(vec_sub(vec_load_n(x + i, lanes), m), lanes);
         sum[0] = vec_fma(d, d, sum[0]);
     }
-    *rstd = 1.0f / __builtin_sqrtf(norm_mean_of(sum, n) + NORM_EPS);
+    float variance = norm_mean_of(sum, n);
+    *rstd = variance < HUGE_VALF ? 1.0f / __builtin_sqrtf(variance + NORM_EPS) : norm_huge(x, n, *mean);
 }
 
 VEC_INLINE void
