@@ -25,7 +25,8 @@ extern "C" {
 
 /* ---- rows: norm.cu, pointwise.cu ------------------------------------------------------------------------------------ */
 
-/* LayerNorm (Ba, Kiros & Hinton 2016), eps 1e-5: y = (x - mean) * rstd * gamma + beta; variance in a second pass.
+/* LayerNorm (Ba, Kiros & Hinton 2016), eps 1e-5: y = (x - mean) * rstd * gamma + beta; variance in a second pass. The mean that y is
+ * made with has more digits than the one written. A row whose deviation is beyond 5e29 is NaN.
  * beta NULL: none. mean, rstd [rows], either may be NULL. y NULL: statistics only; y may be x. */
 TP_MUST_USE tp_status
 tp_cuda_layernorm(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *x, int64_t x_stride,

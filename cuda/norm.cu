@@ -7,6 +7,7 @@
 #include "cuda/rows.h"
 
 #define NORM_EPS    1e-5f
+#define NORM_SMALL  0x1p-40f /* times deviations before they are squared: they overflow from 5e29 on, not from 5e17 on */
 #define NORM_CHUNKS 4
 #define NORM_SPREAD 512 /* blocks: below it they get smaller */
 #define SUM_TILES   256 /* of rows, at most: the second kernel's work */

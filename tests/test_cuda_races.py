@@ -96,6 +96,7 @@ def test_row_kernels_have_no_races(k, dtype, rows, n):
     mean, rstd, loss = (k.empty(F32, rows) for _ in range(3))
     partial = k.empty(F32, k.lib.tp_cuda_partial_floats(rows, n))
     k("layernorm", dtype, rows, n, x, n, gamma, beta, y, n, mean, rstd)
+    k("layernorm", dtype, rows, n, z, n, gamma, beta, z, n, None, None)  # in place
     k("layernorm_backward", dtype, rows, n, y, n, x, n, mean, rstd, gamma, z, n, y, n)
     k("layernorm_param_gradient", dtype, rows, n, y, n, x, n, mean, rstd, dgamma, dbeta, 1, partial)
     k("bias_gradient", dtype, rows, n, y, n, dbeta, 0, partial)

@@ -104,6 +104,36 @@ def test_layernorm_variance_keeps_its_digits(k: Kernels, dtype: int) -> None:
     close(y, np.where(np.arange(512) % 2, -1.0, 1.0)[None])
 
 
+@pytest.mark.parametrize("n", [5, 64, 777, 1600, 9003])
+def test_layernorm_of_rows_far_from_zero(k: Kernels, n: int) -> None:
+    """A mean that fp32 rounds to 1.5e-5 of the deviation put that much on all results; beside an outlier, wherever it lies, the
+    other channels keep their digits."""
+    rng = np.random.default_rng(5)
+    x = rng.normal([[0.0], [300.0], [-300.0], [3000.0], [0.0], [0.0], [0.0]], 1.0, (7, n)).astype(np.float32)
+    for row, at in enumerate((0, n // 2, n - 1), 4):
+        x[row, at] = 1e5
+    y, mean, gamma = k.empty(F32, 7, n), k.empty(F32, 7), k.put(np.ones(n, np.float32))
+    k("layernorm", F32, 7, n, k.put(x), n, gamma, None, y, n, mean, None)
+    want, want_mean, want_rstd = layer_norm(numbers(x), numbers(gamma), 0.0)
+    for row in range(7):
+        close(y[row], want[row], 8e-7, row)
+        close(mean[row], want_mean[row], 2e-7, row, 1 / want_rstd[row])
+
+
+@DTYPES
+@pytest.mark.parametrize("n", [64, 777])
+def test_layernorm_of_huge_deviations(k: Kernels, dtype: int, n: int) -> None:
+    """Their squares overflow, which made zeros of the row: now from 5e29 on, and then NaN."""
+    sizes = np.array([1e12, 1e18, 1e20, 1e29, 1e34])
+    x = k.put(of(dtype, np.random.default_rng(6).normal(0.0, sizes[:, None], (5, n))))
+    y, rstd, gamma = k.empty(dtype, 5, n), k.empty(F32, 5), k.put(np.ones(n, np.float32))
+    k("layernorm", dtype, 5, n, x, n, gamma, None, y, n, None, rstd)
+    want, _, want_rstd = layer_norm(numbers(x), numbers(gamma), 0.0)
+    close(y[:4], want[:4])
+    assert np.allclose(rstd[:4], want_rstd[:4], rtol=1e-6, atol=0)
+    assert np.isnan(numbers(y[4])).all() and np.isnan(rstd[4])
+
+
 @DTYPES
 def test_layernorm_backward(k: Kernels, dtype: int) -> None:
     rng = np.random.default_rng(2)
