@@ -132,6 +132,18 @@ def why_not(nvcc):
 WHEELS = " ".join(f"'nvidia-{part}==13.0.*'" for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime"))
 
 
+def unheeded(nvcc):
+    """Why an nvcc that is not in the folder that was named is not to be taken, or an empty string; of one that may be meant for its
+    headers alone that is said."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        home = os.environ.get(name)
+        if home and not os.path.isdir(home):
+            return f"{name} is {home!r}, which is no folder; one with bin/nvcc, or none, would be right ({nvcc} is here)"
+        if home:
+            print(f"setup.py: {name} is {home!r}, which has no bin/nvcc: {nvcc} is taken", file=sys.stderr)
+    return ""
+
+
 @functools.cache
 def find_cuda():
     """(nvcc, include folder, library folder) of the CUDA toolkit, or a sentence saying what is missing. Looked for in
@@ -156,6 +168,8 @@ def find_cuda():
         apart = "where the build has a Python of its own, as uv's has, CUDA_HOME=<site-packages>/nvidia/cu13 names them"
         places = f"CUDA_HOME, PATH, the nvidia wheels of {sys.prefix} (pip install {WHEELS}; {apart}) or /usr/local/cuda"
         return old[0] if old else f"nvcc was not found in {places}"
+    if Path(folder).parent not in homes and (why := unheeded(nvcc)):
+        return why
     if shutil.which("g++") is None:
         return f"{nvcc} needs g++, which was not found in PATH"
     # nvcc may be a script or a link to it: only it knows where it lives

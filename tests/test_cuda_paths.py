@@ -98,6 +98,24 @@ def test_a_home_that_is_not_to_be_looked_into_costs_the_backend_alone(tmp_path: 
     assert "terapipe_c._core" in ran.stdout, ran.stderr[-500:]
 
 
+def test_a_home_that_is_mistyped_is_told(tmp_path: Path) -> None:
+    """The nvcc in PATH was taken instead, of whatever release, and nothing said so."""
+    for what in ("lib/libcudart_static.a", "include/cuda_runtime_api.h"):
+        (tmp_path / what).parent.mkdir()
+        (tmp_path / what).write_text("")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        told = modules(tmp_path, **{name: f"{tmp_path}/cuda-13.O", "TERAPIPE_CUDA": "1"})
+        assert told.returncode and f"{name} is '{tmp_path}/cuda-13.O', which is no folder" in told.stderr
+    assert "terapipe_c._cuda" not in modules(tmp_path, CUDA_HOME=f"{tmp_path}/cuda-13.O").stdout
+    told = modules(tmp_path, CUDA_HOME=str(tmp_path))  # its headers may be meant
+    assert "terapipe_c._cuda" in told.stdout
+    assert f"CUDA_HOME is '{tmp_path}', which has no bin/nvcc: {tmp_path}/nvcc is taken" in told.stderr
+    (tmp_path / "bin").mkdir()
+    shutil.copy(tmp_path / "nvcc", tmp_path / "bin/nvcc")  # found: then no matter what the other one says
+    told = modules(tmp_path, CUDA_HOME=str(tmp_path), CUDA_PATH=f"{tmp_path}/cuda-13.O")
+    assert "terapipe_c._cuda" in told.stdout and told.stderr == ""
+
+
 @pytest.mark.parametrize("archs", ["sm_90", "80,90", "75"])
 def test_gpus_that_are_none_are_told_before_they_cost_the_backend(tmp_path: Path, archs: str) -> None:
     """nvcc refused them, and pip was content with a package without CUDA."""
