@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".build" / "gpu-rows"
 SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu", "cuda/groups.c", "cuda/device.c",
-           "cuda/device_common.c", "cuda/properties.c", "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
+           "cuda/device_common.c", "cuda/dl.c", "cuda/properties.c", "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
 
 
 def toolkit(arch: str) -> tuple[str, list[str], list[str]]:
@@ -20,7 +20,7 @@ def toolkit(arch: str) -> tuple[str, list[str], list[str]]:
         sys.exit(f"gpu_rows: {found}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
-    return (found[0], ["-O3", *setup["NVCC_NUMBERS"], "-I.", "-isystem", found[1], "-Xcompiler=-fPIC", target],
+    return (found[0], ["-O3", *setup["NVCC_NUMBERS"], "-I.", "-isystem", found[1], "-Xcompiler=-fPIC,-D_GNU_SOURCE", target],
             [target, "-Xlinker=--no-undefined", "-L", found[2], "-ldl", "-lpthread"])  # fmt: skip
 
 

@@ -6,9 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/dl.h"
 #include "cuda/faults.h"
 #include "cuda/kernels.h"
 #include "cuda/properties.h"
+
+#define DRIVER "libcuda.so.1"
 
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), "faults.h repeats CUDA's numbers")
 SAME(TP_CUDA_INVALID_VALUE, cudaErrorInvalidValue);
@@ -55,6 +58,8 @@ int
 tp_cuda_device_count(void)
 {
     int count = 0;
+    if (tp_dl_cut(DRIVER)) /* the runtime's first call would load it */
+        return 0;
     if (cudaGetDeviceCount(&count) == cudaSuccess)
         return count;
     (void)cudaGetLastError();
@@ -64,9 +69,10 @@ tp_cuda_device_count(void)
 void
 tp_cuda_versions(int *driver, int *runtime)
 {
-    if (cudaDriverGetVersion(driver) != cudaSuccess)
+    int cut = tp_dl_cut(DRIVER) != NULL;
+    if (cut || cudaDriverGetVersion(driver) != cudaSuccess)
         *driver = 0;
-    if (cudaRuntimeGetVersion(runtime) != cudaSuccess)
+    if (cut || cudaRuntimeGetVersion(runtime) != cudaSuccess)
         *runtime = CUDART_VERSION;
 }
 
@@ -74,15 +80,17 @@ tp_status
 tp_cuda_available(void)
 {
     int count = 0, driver, runtime;
+    const char *detail = tp_dl_cut(DRIVER);
+    if (detail)
+        return tp_cuda_refuse_machine(0, CUDART_VERSION, 0, detail);
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaSuccess && count > 0)
         return TP_OK;
     (void)cudaGetLastError();
     tp_cuda_versions(&driver, &runtime);
-    const char *detail = NULL;
     if (driver == 0) {
         (void)dlerror();
-        if (!dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) /* never closed where it is there after all */
+        if (!dlopen(DRIVER, RTLD_NOW | RTLD_LOCAL)) /* never closed where it is there after all */
             detail = dlerror();
     }
     return tp_cuda_refuse_machine(driver, runtime, (int)error, detail);

@@ -70,26 +70,77 @@ end_of(int file, int *machine)
     return end;
 }
 
-/* dlopen, and *why not. A library that was not copied whole, as where a disk was full, is *cut: the loader would touch what is not
- * there, which ends the process (SIGBUS) without a word. Of another processor's it says that there is no such file. */
+/* 1: a library that was not copied whole, as where a disk was full: the loader would touch what is not there, which ends the
+ * process (SIGBUS) without a word. words: that, or that it is of another processor (*machine is not MACHINE). */
+static int
+is_cut(const char *path, int *machine, char words[128])
+{
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat is = {.st_size = 0};
+    uint64_t end = file >= 0 && fstat(file, &is) == 0 ? end_of(file, machine) : 0;
+    if (file >= 0)
+        close(file);
+    if (end > (uint64_t)is.st_size)
+        snprintf(words, 128, "it was not copied whole: %llu of its %llu bytes are here", (unsigned long long)is.st_size,
+                 (unsigned long long)end);
+    else
+        snprintf(words, 128, "it is of another processor (ELF machine %d, here %d)", *machine, MACHINE);
+    return end > (uint64_t)is.st_size;
+}
+
+/* dlopen, and *why not. Of another processor's library the loader says that there is no such file. */
 static void *
 open_whole(const char *path, const char **why, int *cut)
 {
     static _Thread_local char words[128];
-    int file = strchr(path, '/') ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1, machine = MACHINE;
-    struct stat is = {.st_size = 0};
-    uint64_t end = file >= 0 && fstat(file, &is) == 0 ? end_of(file, &machine) : 0;
-    if (file >= 0)
-        close(file);
-    *cut = end > (uint64_t)is.st_size;
-    if (*cut)
-        snprintf(words, sizeof words, "it was not copied whole: %llu of its %llu bytes are here", (unsigned long long)is.st_size,
-                 (unsigned long long)end);
-    else
-        snprintf(words, sizeof words, "it is of another processor (ELF machine %d, here %d)", machine, MACHINE);
+    int machine = MACHINE;
+    *cut = strchr(path, '/') && is_cut(path, &machine, words);
     void *handle = *cut ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
     *why = handle ? NULL : *cut || machine != MACHINE ? words : dlerror();
     return handle;
+}
+
+/* The folders that the loader looks for a library of ours in, ld.so.cache's aside; free(). */
+static Dl_serinfo *
+folders_of_loader(void)
+{
+    Dl_info here;
+    Dl_serinfo size, *all = NULL;
+    void *self = dladdr(&lock, &here) ? dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    if (self && dlinfo(self, RTLD_DI_SERINFOSIZE, &size) == 0 && (all = malloc(size.dls_size)) != NULL &&
+        (dlinfo(self, RTLD_DI_SERINFOSIZE, all) != 0 || dlinfo(self, RTLD_DI_SERINFO, all) != 0)) {
+        free(all);
+        all = NULL;
+    }
+    if (self)
+        dlclose(self);
+    return all;
+}
+
+const char *
+tp_dl_cut(const char *soname)
+{
+    static _Thread_local char text[1200];
+    const char *found = NULL;
+    char path[1024], words[128];
+    void *loaded = dlopen(soname, RTLD_NOW | RTLD_NOLOAD);
+    Dl_serinfo *all = loaded ? NULL : folders_of_loader();
+    if (loaded)
+        dlclose(loaded);
+    for (unsigned i = 0; all && i < all->dls_cnt; i++) {
+        int machine = MACHINE;
+        int length = snprintf(path, sizeof path, "%s/%s", all->dls_serpath[i].dls_name, soname);
+        if (length >= (int)sizeof path || access(path, F_OK) != 0)
+            continue;
+        if (is_cut(path, &machine, words)) {
+            snprintf(text, sizeof text, "%s: %s", path, words);
+            found = text;
+        }
+        if (machine == MACHINE) /* the loader takes that one */
+            break;
+    }
+    free(all);
+    return found;
 }
 
 /* A file that is there and does not load is no file that is missing: it says what is wrong with it, or with what it needs. The

@@ -45,6 +45,10 @@ tp_dl_set_folders(const char *folders);
  * needed are said. A later call looks again. */
 TP_MUST_USE tp_status
 tp_dl_load(const tp_dl_library *library, tp_dl_state *state);
+/* For whoever lets the loader look by name (as CUDA's runtime does for libcuda): that the file which it would take was not copied
+ * whole, which would end the process, or NULL. Valid until the thread's next call. */
+const char *
+tp_dl_cut(const char *soname);
 /* The file it came from and its version; "" and 0 before it was loaded. */
 void
 tp_dl_found(tp_dl_state *state, const char **path, int *version);

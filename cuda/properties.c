@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/dl.h"
+
 enum { MULTIPROCESSORS = 16, CLOCK = 13, MEMORY_CLOCK = 36, BUS_WIDTH = 37, L2_BYTES = 38, MAJOR = 75, MINOR = 76, SHARED_OPTIN = 97 };
 
 /* The functions of these names, in order, into a table of pointers (POSIX: one that dlsym gave is a function's); the library is never
@@ -11,7 +13,7 @@ enum { MULTIPROCESSORS = 16, CLOCK = 13, MEMORY_CLOCK = 36, BUS_WIDTH = 37, L2_B
 static int
 load(const char *soname, const char *const *names, void **table, const char **missing)
 {
-    void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
+    void *library = tp_dl_cut(soname) ? NULL : dlopen(soname, RTLD_NOW | RTLD_LOCAL);
     *missing = library ? NULL : soname;
     for (int i = 0; library && names[i] && !*missing; i++)
         if ((table[i] = dlsym(library, names[i])) == NULL)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import terapipe_c as tp
+
 ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
     pytest.skip("no CUDA sources beside the tests, or no gcc", allow_module_level=True)
@@ -74,6 +76,35 @@ def test_a_library_that_is_not_all_there_or_another_processors_is_told(tmp_path:
     shutil.copy(whole, other / "libnccl.so.2")  # the loader's order: this one is whole, and no NCCL
     assert f"NCCL at {other}/libnccl.so.2 lacks nccl" in look(LD_LIBRARY_PATH=f"{other}:{cut.parent}")[1]
     assert f"NCCL at {other}/libnccl.so.2 lacks nccl" in look(LD_LIBRARY_PATH=str(other), CUDA_HOME=str(tmp_path))[1]
+
+
+def test_a_driver_that_is_not_all_there_is_told(tmp_path: Path) -> None:
+    """CUDA's runtime has the loader look for it by name: Python died of SIGBUS at the first question about GPUs."""
+    source = "static char big[100000] = {1}; char *of(int i) { return big + i; }"
+    whole, cut, other = tmp_path / "whole.so", tmp_path / "cut", tmp_path / "other"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(whole)], input=source, text=True, check=True)
+    for folder in (cut, other):
+        folder.mkdir()
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            (folder / name).write_bytes(whole.read_bytes()[: 20000 if folder == cut else None])
+    ask = f"""import ctypes; library = ctypes.CDLL({str(cuda_emu.build())!r}); library.tp_dl_cut.restype = ctypes.c_char_p
+library.tp_error_message.restype = ctypes.c_char_p
+print(library.tp_dl_cut(b"libnvidia-ml.so.1"), library.tp_properties_ask(0, None, None, ctypes.create_string_buffer(4096)))
+print(library.tp_error_message().decode())"""
+
+    def told(script: str, *folders: Path | str) -> str:
+        ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={
+            **os.environ, "TERAPIPE_CUDA_MODULE": "", "LD_LIBRARY_PATH": ":".join(map(str, folders))})  # fmt: skip
+        assert ran.returncode == 0, (ran.returncode, ran.stderr[-2000:])
+        return ran.stdout
+
+    words = "it was not copied whole: 20000 of its 1"
+    assert told(ask, "/nowhere", "", cut, other).startswith(f"b'{cut}/libnvidia-ml.so.1: {words}")
+    assert "libcuda.so.1 is missing in the NVIDIA driver's library" in told(ask, cut)
+    assert told(ask, other, cut).startswith("None ")  # the loader takes the whole one, which is no driver
+    if any(Path(tp.__file__).parent.glob("_cuda.*.so")):
+        script = "import terapipe_c as tp; print(tp.cuda.device_count(), tp.cuda.why_not(), tp.cuda.versions().runtime)"
+        assert told(script, cut).startswith(f"0 no NVIDIA driver is here ({cut}/libcuda.so.1: {words}")
 
 
 def test_a_module_of_no_possible_name_is_no_file() -> None:
