@@ -88,18 +88,6 @@ is_cut(const char *path, int *machine, char words[128])
     return end > (uint64_t)is.st_size;
 }
 
-/* dlopen, and *why not. Of another processor's library the loader says that there is no such file. */
-static void *
-open_whole(const char *path, const char **why, int *cut)
-{
-    static _Thread_local char words[128];
-    int machine = MACHINE;
-    *cut = strchr(path, '/') && is_cut(path, &machine, words);
-    void *handle = *cut ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    *why = handle ? NULL : *cut || machine != MACHINE ? words : dlerror();
-    return handle;
-}
-
 /* The folders that the loader looks for a library of ours in, ld.so.cache's aside; free(). */
 static Dl_serinfo *
 folders_of_loader(void)
@@ -141,6 +129,20 @@ tp_dl_cut(const char *soname)
     }
     free(all);
     return found;
+}
+
+/* dlopen, and *why not: of a bare name too, which the loader looks for. Of another processor's library that says that there is no
+ * such file. */
+static void *
+open_whole(const char *path, const char **why, int *cut)
+{
+    static _Thread_local char words[128];
+    int machine = MACHINE;
+    const char *bare = strchr(path, '/') ? NULL : tp_dl_cut(path);
+    *cut = strchr(path, '/') ? is_cut(path, &machine, words) : bare != NULL;
+    void *handle = *cut ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    *why = handle ? NULL : bare ? bare : *cut || machine != MACHINE ? words : dlerror();
+    return handle;
 }
 
 /* A file that is there and does not load is no file that is missing: it says what is wrong with it, or with what it needs. The

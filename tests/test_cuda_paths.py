@@ -19,7 +19,8 @@ import cuda_emu  # noqa: E402
 TOO_LONG = "/" + "a" * 5000     # as a folder that is not ours: asked whether it is one, the system answers with an error
 LOOK = """
 from pathlib import PosixPath
-import sys
+import os, sys
+{first}
 import terapipe_c as tp
 sys.path += {more!r}
 print(tp.cuda.device_count(), tp.cuda.why_not())
@@ -27,10 +28,10 @@ print(ascii({{library.name: library.why_not for library in tp.cuda.versions().li
 """
 
 
-def look(*more: object, **environment: str) -> list[str]:
-    """What is told of the GPUs and of NCCL with this behind sys.path."""
+def look(*more: object, first: str = "", **environment: str) -> list[str]:
+    """What is told of the GPUs and of NCCL with this behind sys.path, `first` done before."""
     kept = {"TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "CUDA_HOME": "", "CUDA_PATH": ""}
-    ran = subprocess.run([sys.executable, "-c", LOOK.format(more=list(more))], capture_output=True, text=True,
+    ran = subprocess.run([sys.executable, "-c", LOOK.format(more=list(more), first=first)], capture_output=True, text=True,
                          env={**os.environ, **kept, **environment})  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-2000:]
     return ran.stdout.splitlines()
@@ -68,6 +69,8 @@ def test_a_library_that_is_not_all_there_or_another_processors_is_told(tmp_path:
     assert f"which does not load: {words}" in look(TERAPIPE_NCCL=str(cut))[1]
     assert f"NCCL does not load: {cut}: {words}" in look(CUDA_HOME=str(tmp_path))[1]
     assert f"NCCL does not load: {cut}: {words}" in look(LD_LIBRARY_PATH=f"{other}::{cut.parent}:{tmp_path}")[1]
+    # the loader has read it by then: as one of the system's folders, which stand nowhere
+    assert f": {cut}: {words}" in look(LD_LIBRARY_PATH=str(cut.parent), first="del os.environ['LD_LIBRARY_PATH']")[1]
     foreign = bytearray(whole.read_bytes())
     foreign[18:20] = b"\x16\x00"  # S/390, of which glibc says that there is no such file
     (tmp_path / "foreign.so").write_bytes(foreign)
