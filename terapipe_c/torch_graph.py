@@ -74,6 +74,9 @@ def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) ->
         except Exception as error:  # whatever the model's own code raises at a proxy, and at a tensor without data
             refused.append(error)
             restore()
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InvalidValueError(f"torch.fx and torch.export cannot trace {type(module).__name__}, which is torch.jit's "
+                                f"({first_words(refused[2])}): the module that it was made of would be right") from refused[2]
     raise InvalidValueError(
         f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {first_words(refused[0])}. torch.export: "
         f"{first_words(refused[2])}. Arguments that its forward takes, a forward whose shapes do not depend on its data, or one "
@@ -96,6 +99,8 @@ def _symbolic(torch: Any, module: Any, whole: bool) -> Any:
     callers = autocasts()
 
     def is_leaf_module(self: Any, part: Any, path: str) -> bool:
+        if isinstance(part, torch.jit.ScriptModule):    # which no proxy goes through; as a call of its method it would hold nothing
+            return True
         deep = any(True for child in part.children() for _ in child.children()) and not parametrized(part)
         return torch.fx.Tracer.is_leaf_module(self, part, path) and (whole or not deep)
 

@@ -474,6 +474,32 @@ def test_a_lazy_module_is_refused_before_it_runs(torch):
     assert tp.capture(model, x, repeats=1).names == ("_0", "_1")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:Converting a tensor")
+@pytest.mark.parametrize("made", ["script", "trace"])
+def test_a_layer_of_torch_jits_is_one_node_with_its_parameters(torch, made):
+    """A call of its method held none: they were said to be of no node, as if the example did not need them."""
+    def layer():
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.GELU())
+
+    def scripted(part):
+        return torch.jit.script(part) if made == "script" else torch.jit.trace(part, torch.randn(3, 4), check_trace=False)
+
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), scripted(layer()), torch.nn.Linear(4, 4)), torch.randn(3, 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    nodes = tp.capture(model, x, repeats=1)
+    assert nodes.names == ("_0", "_1", "_2") and nodes.bwd_s[1] > 0
+    assert nodes.param_bytes.tolist() == [(16 + 4) * 4, (16 + 4 + 4 + 4) * 4, (16 + 4) * 4]
+    assert nodes.optimizer_bytes[1] == 2 * nodes.param_bytes[1] + (4 + 4) * 4 + 8       # its means, variances and count
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_model_is_refused_in_words_of_its_own(torch):
+    with pytest.raises(tp.InvalidValueError, match="RecursiveScriptModule, which is torch.jit's .*: the module that it was"):
+        tp.capture(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4))), torch.randn(3, 4), repeats=1)
+
+
 @pytest.mark.parametrize("kind", ["GPT2", "Llama"])
 def test_models_of_transformers(torch, kind):
     transformers = pytest.importorskip("transformers")
