@@ -195,7 +195,10 @@ def _open_hf(folder: Path) -> tuple[GPTConfig, OnDemand]:
     if model["tie_weights"] and "lm_head.weight" in found:     # some writers store the tied weight twice
         _check_tied(found.pop("lm_head.weight"), found.get("transformer.wte.weight"))
     model["bias"] = any(name.endswith(".bias") for name in found)
-    config = GPTConfig(**model)
+    try:
+        config = GPTConfig(**model)
+    except InvalidValueError as error:      # of sizes that do not go together
+        raise InvalidValueError(f"{folder / 'config.json'}: {error}") from None
     taken = {}
     for name, shape in param_shapes(config).items():
         if name not in found:

@@ -252,8 +252,9 @@ def test_import_refuses_what_is_another_model(tmp_path, config, message):
 @pytest.mark.parametrize("config, message", [
     ({"n_embd": None}, "n_embd is None"), ({"layer_norm_epsilon": "1e-5"}, "layer_norm_epsilon is '1e-5'"),
     ({"n_layer": 1.5}, "n_layer is 1.5"), ({"tie_word_embeddings": None}, "tie_word_embeddings is None"),
+    ({"n_head": 3}, "n_head is 3, which does not divide n_embd = 8"), ({"n_layer": 2**40}, "n_layer is 1099511627776"),
 ])  # fmt: skip
-def test_import_names_what_in_a_config_is_no_number(tmp_path, config, message):
+def test_import_names_the_file_and_what_in_a_config_is_wrong(tmp_path, config, message):
     hf_folder(tmp_path, **config)
     with pytest.raises(InvalidValueError, match=rf"config\.json: {message}"):
         import_hf(tmp_path)
