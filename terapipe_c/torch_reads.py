@@ -34,7 +34,8 @@ class Reads:
         tensor = torch.Tensor
         names = "__bool__ __int__ __float__ __index__ __complex__ __contains__ __format__ item tolist equal allclose is_nonzero"
         self.numbers = {torch.equal, torch.allclose, torch.is_nonzero, *(getattr(tensor, name) for name in names.split())}
-        self.places = {torch.nn.functional.one_hot, torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence}
+        self.places = {torch.nn.functional.one_hot, torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence,
+                       torch.nn.functional.ctc_loss}    # whose own intermediate result is as long as lengths that are numbers
         for name in "nonzero argwhere masked_select bincount unique unique_consecutive".split():
             self.places |= {getattr(torch, name), getattr(tensor, name)}
         self.repeats = {torch.repeat_interleave, tensor.repeat_interleave}

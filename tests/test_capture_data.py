@@ -68,12 +68,14 @@ def asked(torch):
         "tolist": lambda model, h, n: [x.sin() for x, k in zip(h.split(n[:3].tolist()), n.tolist(), strict=False) if k > 1],
         "a list that is written": popped, "a list of bools": lambda model, h, n: h[(n > 1).tolist()].sin(),
         "how often": lambda model, h, n: h.repeat_interleave(n, 0).sin() if n.sum() > 0 else h,
+        "ctc": lambda model, h, n: torch.nn.functional.ctc_loss(h.log_softmax(-1)[:, None], n[None, :2], 2 * n[:1], n[1:2])
+        if n.sum() > 0 else h,
     }
 
 
 @pytest.mark.parametrize("what", ["slice", "slice and mask", "slice that is written", "arange", "a loop", "packed", "unique",
                                   "one_hot", "in", "equal", "allclose", "format", "tolist", "a list that is written",
-                                  "a list of bools", "how often"])
+                                  "a list of bools", "how often", "ctc"])
 def test_whatever_asks_for_numbers_is_told_the_examples(torch, what, capfd):
     do = asked(torch)[what]
     model = model_of(torch, lambda model, x, n: model.last(x).mean() * do(model, model.first(x).tanh(), n)
