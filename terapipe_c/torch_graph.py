@@ -74,13 +74,14 @@ def trace(torch: Any, module: Any, example: Any, restore: Callable[[], None]) ->
         except Exception as error:  # whatever the model's own code raises at a proxy, and at a tensor without data
             refused.append(error)
             restore()
-    if isinstance(module, torch.jit.ScriptModule):
-        raise InvalidValueError(f"torch.fx and torch.export cannot trace {type(module).__name__}, which is torch.jit's "
-                                f"({first_words(refused[2])}): the module that it was made of would be right") from refused[2]
+    right = ("Arguments that its forward takes, a forward whose shapes do not depend on its data, or one traced by hand into a "
+             "torch.fx.GraphModule, would be right")
+    scripted = [name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if scripted:
+        right = f"{f'Its {scripted[0]}' if scripted[0] else 'It'} is of torch.jit: the module that this was made of would be right"
     raise InvalidValueError(
         f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {first_words(refused[0])}. torch.export: "
-        f"{first_words(refused[2])}. Arguments that its forward takes, a forward whose shapes do not depend on its data, or one "
-        "traced by hand into a torch.fx.GraphModule, would be right") from refused[2]
+        f"{first_words(refused[2])}. {right}") from refused[2]
 
 
 def _symbolic(torch: Any, module: Any, whole: bool) -> Any:

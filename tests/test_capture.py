@@ -496,8 +496,19 @@ def test_a_layer_of_torch_jits_is_one_node_with_its_parameters(torch, made):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_scripted_model_is_refused_in_words_of_its_own(torch):
-    with pytest.raises(tp.InvalidValueError, match="RecursiveScriptModule, which is torch.jit's .*: the module that it was"):
-        tp.capture(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4))), torch.randn(3, 4), repeats=1)
+    class Model(torch.nn.Module):
+        def __init__(self, part):
+            super().__init__()
+            self.part = part
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):     # which is torch.export's
+                return self.part(x)
+
+    scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    for model, what in ((scripted, "It is"), (Model(scripted), "Its part is")):
+        with pytest.raises(tp.InvalidValueError, match=rf"\. {what} of torch\.jit: the module that this was made of"):
+            tp.capture(model, torch.randn(3, 4), repeats=1)
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Llama"])
