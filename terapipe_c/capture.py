@@ -43,8 +43,9 @@ class _Book:
         self.is_made_of_others = importlib.import_module("torch.utils._python_dispatch").is_traceable_wrapper_subclass
         self.without_data = subclasses[0].FakeTensor, subclasses[1].FunctionalTensor    # of what traces itself: torch.cond
         own = {self.key(x) for x in held(torch, module) if isinstance(x, torch.Tensor)}
+        self.scripted = [(part, getattr(part, "_c", part)) for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
         self.states: dict[int, list[Any]] = {}      # storage -> the model's parameters and buffers in it
-        for state in (*graph.parameters(), *graph.buffers()):
+        for state in (*graph.parameters(), *graph.buffers(), *self.held_by(tuple(made for _, made in self.scripted))):
             if self.key(state) in own:      # torch.fx makes a buffer of what a forward makes of nothing, too
                 self.states.setdefault(self.key(state), []).append(state)
         self.given = own | {self.key(x) for x in self.tensors(example)}    # nobody keeps it
@@ -93,6 +94,11 @@ class _Book:
 
     def tensors(self, value: Any) -> list[Any]:
         return tensors_of(self.torch, value)
+
+    def held_by(self, called: tuple[Any, ...]) -> list[Any]:
+        """Of a part that torch.jit made, one of whose methods is called: to torch.fx what it is in C is given to the method."""
+        parts = [part for part, made in self.scripted for x in called if x is made]
+        return [state for part in parts for state in (*part.parameters(), *part.buffers())]
 
     def span(self, tensor: Any) -> tuple[int, int]:
         """Where its numbers lie: one storage may hold several parameters (an LSTM's on a GPU)."""
@@ -344,7 +350,7 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
             continue
         given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
         call, owned = _call(graph, node)
-        owned += book.tensors(given)
+        owned += book.tensors(given) + book.held_by(given[0][:1])
         at = len(rows.names)
         book.kept.append(0.0)
         try:

@@ -494,6 +494,28 @@ def test_a_layer_of_torch_jits_is_one_node_with_its_parameters(torch, made):
     assert nodes.activation_bytes.sum() == saved_bytes(torch, model, x)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "error::UserWarning")
+def test_a_method_of_a_scripted_layer_holds_the_layers_parameters(torch):
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.line(x)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = torch.jit.script(Scale()), torch.jit.script(Scale())
+
+        def forward(self, x):
+            return self.one.forward(self.other.line.forward(x).tanh())
+
+    nodes = tp.capture(Model(), torch.randn(3, 4), repeats=1)
+    assert nodes.names == ("forward", "tanh", "forward_1") and nodes.param_bytes.tolist() == [80, 0, 80]
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_scripted_model_is_refused_in_words_of_its_own(torch):
     class Model(torch.nn.Module):
