@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import json
 import os
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ __all__ = ["Sweep", "begun", "read_grid", "said"]
 SAID: dict[Any, bool | None] = {"yes": True, "true": True, "True": True, 1: True, "no": False, "false": False, "False": False,
                                 0: False, None: None}
 BEGINNING = b'{"trial": '     # of every row: a last line that begins otherwise is somebody's, and stays
+WRITING, TRIALS = 1 << 60, 1 << 61      # where the locks are of who writes to the file, and of each trial by its key
 
 
 def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
@@ -58,8 +61,43 @@ def said(name: str, value: Any) -> bool | None:
     return SAID[value]
 
 
+class _Locks:
+    """What of a sweep no other one on the same file does meanwhile: bytes far behind the file's end are locked, which ends with the
+    process that has them. Where the file system has no locks, nobody can know; a pipe or a device has no rows to share."""
+
+    def __init__(self, path: Path) -> None:
+        shared = path.is_file() or not path.exists()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666) if shared else -1
+
+    @contextmanager
+    def held(self, at: int, wait: bool = True) -> Iterator[bool]:
+        """Within it the lock is ours, unless another one has it, for which this waits if it is to."""
+        ours = self._ask(fcntl.F_WRLCK, at, wait)
+        try:
+            yield ours
+        finally:
+            if ours:
+                self._ask(fcntl.F_UNLCK, at, False)
+
+    def _ask(self, kind: int, at: int, wait: bool) -> bool:
+        """Of this open file, not of the process: one that opens and closes the file besides, as each row does, would let go."""
+        how = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+        try:
+            if self._fd >= 0:
+                fcntl.fcntl(self._fd, how, struct.pack("hhqqi0q", kind, os.SEEK_SET, at, 1, 0))
+        except (BlockingIOError, PermissionError):      # EAGAIN, or EACCES
+            return False
+        except OSError:
+            pass
+        return True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
 @contextmanager
-def _appending(path: Path) -> Iterator[Callable[[str], None]]:
+def _appending(path: Path, locks: _Locks) -> Iterator[Callable[[str], None]]:
     """Writes to a file, open for a text at a time; to a pipe or a device, open all the while: the reader of a pipe that has a name
     would take the end of a row for that of all, and the next row would wait for ever for another reader."""
     held = None
@@ -69,12 +107,32 @@ def _appending(path: Path) -> Iterator[Callable[[str], None]]:
         held = path.open("a")
 
     def write(text: str) -> None:
-        with naming(path), nullcontext(held) if held else path.open("a") as file:
+        with naming(path), locks.held(WRITING), nullcontext(held) if held else path.open("a") as file:
+            _end_last_line(path)
             file.write(text)
             file.flush()
 
     with naming(path), held or nullcontext():   # what could not be written is tried again when it is closed
         yield write
+
+
+def _end_last_line(path: Path) -> None:
+    """Cut off a half-written last line, so that the next row does not run into it."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        if file.read(1) in (b"", b"\n"):
+            return
+    content = read_bytes(path)
+    keep = content.rfind(b"\n") + 1
+    try:                # nothing is written anew: where that failed, or was killed, all rows would be lost
+        loads(content[keep:])
+    except ValueError:
+        os.truncate(path, keep)
+    else:
+        with naming(path), path.open("ab") as file:
+            file.write(b"\n")
 
 
 def _digest(value: Any) -> str:
@@ -101,6 +159,8 @@ class Sweep:
     ) -> None:
         self.path, self.grid, self.base, self.trial = path, grid, base, trial
         self.made: dict[str, str] = {}      # statuses() of the rows that this object wrote: a pipe does not give them back
+        self._others: dict[str, str] = {}   # of all that came since run() began, up to _end: byte and line of the file
+        self._end = 0, 0
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Every point, the last name varying fastest."""
@@ -120,18 +180,26 @@ class Sweep:
 
     def statuses(self) -> dict[str, str]:
         """"done" or "failed" by the keys of the rows in the file, a key's last. A last line cut short by a kill is no row."""
+        return {**self._rows()[0], **self.made}
+
+    def _rows(self, start: int = 0, number: int = 0) -> tuple[dict[str, str], int, int]:
+        """What :meth:`statuses` says of the rows from this byte on, before which so many lines are; and both behind the last whole
+        line."""
         keys: dict[str, str] = {}
-        if no_folder(self.path).is_file():      # a pipe or a device has no rows: to read them would wait, or go on, for ever
-            for number, line in enumerate(read_bytes(self.path).splitlines(keepends=True), 1):
-                try:
-                    row = loads(line)
-                    keys[row["key"]] = row["status"]
-                except (ValueError, KeyError, TypeError) as error:
-                    torn = isinstance(error, ValueError) and not line.endswith(b"\n")   # half a row is no JSON
-                    if torn and (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
-                        break
-                    raise ValueError(f"{self.path}, line {number}: no row of a sweep; give another --out") from error
-        return {**keys, **self.made}
+        if not no_folder(self.path).is_file():      # a pipe or a device has no rows: to read them would wait, or go on, for ever
+            return keys, start, number
+        for line in _lines(self.path, start):
+            try:
+                row = loads(line)
+                keys[row["key"]] = row["status"]
+            except (ValueError, KeyError, TypeError) as error:
+                torn = isinstance(error, ValueError) and not line.endswith(b"\n")   # half a row is no JSON
+                if torn and (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+                    break
+                raise ValueError(f"{self.path}, line {number + 1}: no row of a sweep; give another --out") from error
+            if line.endswith((b"\n", b"\r")):
+                start, number = start + len(line), number + 1
+        return keys, start, number
 
     def all_failed(self) -> bool:
         """Whether every trial of the grid has a row, and none went well."""
@@ -139,49 +207,65 @@ class Sweep:
         return all(self._status(statuses, point) == "failed" for point in self.points())
 
     def run(self, retry_failed: bool = False, say: Callable[[str], None] | None = None) -> dict[str, int]:
-        """Do what is left; gives how many were done, failed and skipped. Ctrl-C stops between two rows."""
-        statuses, left = self.statuses(), {"failed", None} if retry_failed else {None}
-        tried: set[str] = set()
+        """Do what is left; gives how many were done, failed and skipped. Ctrl-C stops between two rows. Another sweep with the same
+        file shares the trials: of one that it is at this one waits for the end, when no other is left."""
+        tell = say or (lambda text: None)
+        (rows, *end), left = self._rows(), {"failed", None} if retry_failed else {None}
+        before, self._end = {**rows, **self.made}, (end[0], end[1])
+        self._others.clear()
         counts = {"done": 0, "failed": 0, "skipped": 0}
         total = sum(1 for _ in self.points())
         make_folders(self.path.parent)
         check_output(self.path, appended=True)
-        self._end_last_line()
-        with _appending(self.path) as write:
-            for number, point in enumerate(self.points(), 1):
-                key = self.key(point)
-                if key in tried or self._status(statuses, point) not in left:
-                    counts["skipped"] += 1
-                    continue
-                row: dict[str, Any] = {"trial": point, "key": key}
-                start = time.monotonic()
-                try:
-                    row.update(status="done", result=self.trial(point))
-                except Exception as error:
-                    row.update(status="failed", error={"type": type(error).__name__, "message": str(error)})
-                row["seconds"] = round(time.monotonic() - start, 6)
-                write(json.dumps(row, default=str) + "\n")
-                tried.add(key)
-                self.made[key] = row["status"]
-                counts[row["status"]] += 1
-                if say is not None:
-                    say(f"{number}/{total} {row['status']:<6} {point} {row.get('error', {}).get('message', '')}".rstrip())
+        with closing(_Locks(self.path)) as locks, _appending(self.path, locks) as write:
+            with locks.held(WRITING):
+                _end_last_line(self.path)
+            waiting: list[tuple[int, dict[str, Any]]] = []
+            for wait in (False, True):
+                for number, point in waiting if wait else enumerate(self.points(), 1):
+                    key = self.key(point)
+                    if self._others.get(key) or self._status(before, point) not in left:
+                        counts["skipped"] += 1
+                        continue
+                    if wait:
+                        tell(f"{number}/{total} waits for another sweep, which is at {point}")
+                    with locks.held(TRIALS + int(key, 16) % TRIALS, wait) as ours:
+                        if not ours:
+                            waiting.append((number, point))
+                            continue
+                        row = None if self._is_done(key) else self._row(point, key, write)
+                    counts[row["status"] if row else "skipped"] += 1
+                    if row:
+                        tell(f"{number}/{total} {row['status']:<6} {point} {row.get('error', {}).get('message', '')}".rstrip())
         return counts
 
-    def _end_last_line(self) -> None:
-        """Cut off a half-written last line, so that the next row does not run into it."""
-        if not self.path.is_file():
-            return
-        content = read_bytes(self.path)
-        if content and not content.endswith(b"\n"):
-            keep = content.rfind(b"\n") + 1
-            try:                # nothing is written anew: where that failed, or was killed, all rows would be lost
-                loads(content[keep:])
-            except ValueError:
-                os.truncate(self.path, keep)
-            else:
-                with naming(self.path), self.path.open("ab") as file:
-                    file.write(b"\n")
+    def _is_done(self, key: str) -> bool:
+        """Whether it has had a row since this sweep began: by another one."""
+        with suppress(ValueError):      # somebody else's line among them, which the next run refuses
+            rows, *end = self._rows(*self._end)
+            self._others.update(rows)
+            self._end = end[0], end[1]
+        return key in self._others
+
+    def _row(self, point: dict[str, Any], key: str, write: Callable[[str], None]) -> dict[str, Any]:
+        """Do the trial, and write what came of it."""
+        row: dict[str, Any] = {"trial": point, "key": key}
+        start = time.monotonic()
+        try:
+            row.update(status="done", result=self.trial(point))
+        except Exception as error:
+            row.update(status="failed", error={"type": type(error).__name__, "message": str(error)})
+        row["seconds"] = round(time.monotonic() - start, 6)
+        write(json.dumps(row, default=str) + "\n")
+        self.made[key] = self._others[key] = row["status"]
+        return row
+
+
+def _lines(path: Path, start: int) -> Iterator[bytes]:
+    with naming(path), path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > start:
+            file.seek(start)
+            yield from file.read().splitlines(keepends=True)
 
 
 def begun(folder: Path, steps: int) -> bool:

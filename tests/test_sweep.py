@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import terapipe_c as tp
 from terapipe_c import cli
 from terapipe_c.explain import format_slicing
 from terapipe_c.job import Folder
-from terapipe_c.sweep import Sweep, begun, read_grid
+from terapipe_c.sweep import TRIALS, Sweep, _Locks, begun, read_grid
 
 TRIAL = ["sweep", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--vocab-size", "256", "--seq-len", "16", "--batch", "2",
          "--costs", "analytic", "--devices", "2", "--train", "--grid", "stages=1"]  # fmt: skip
@@ -31,12 +32,64 @@ def test_a_trial_that_was_cut_short_goes_on(capsys, tmp_path):
         while not (found := list(tmp_path.glob("k.jsonl.runs/*/checkpoints/latest"))) and child.poll() is None:
             time.sleep(0.01)
         child.kill()
-    assert found and not (tmp_path / "k.jsonl").exists()
+    assert found and (tmp_path / "k.jsonl").read_bytes() == b""        # which the child held a lock of, and no row
     assert run(capsys, *argv)[0] == 0
     (row,) = map(json.loads, (tmp_path / "k.jsonl").read_text().splitlines())
     assert row["status"] == "done" and row["result"]["loss"] > 0
     steps = [json.loads(line)["step"] for line in (Path(row["result"]["run"]) / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and steps[-1] == 3999    # what was on its way to the killed launcher is in no line
+
+
+def test_two_sweeps_on_one_file_share_the_trials(tmp_path):
+    """Both did all of them, so that each was there twice; and where they trained, what one was at failed in the other."""
+    path, grid, calls, begun_one, waited = tmp_path / "s.jsonl", {"a": [1, 2, 3]}, [], threading.Event(), threading.Event()
+
+    def slow(point):
+        begun_one.set()
+        assert waited.wait(60)
+        calls.append(("first", point["a"]))
+        return {}
+
+    def say(text):
+        if "waits for another sweep" in text:
+            waited.set()
+
+    counts = []
+    first = threading.Thread(target=lambda: counts.append(Sweep(path, grid, {}, slow).run()))
+    first.start()
+    assert begun_one.wait(60)
+    second = Sweep(path, grid, {}, lambda point: calls.append(("second", point["a"])) or {})
+    counts.append(second.run(say=say))
+    first.join()
+    assert sorted(calls) == [("first", 1), ("second", 2), ("second", 3)]
+    assert sorted(json.loads(line)["trial"]["a"] for line in path.read_text().splitlines()) == [1, 2, 3]
+    assert sorted(count["done"] for count in counts) == [1, 2] and all(sum(count.values()) == 3 for count in counts)
+
+
+def test_a_trial_of_a_sweep_that_is_killed_is_done_by_the_one_that_waits(tmp_path):
+    """A lock ends with its process; and a trial that failed meanwhile is not tried again by who was to try failed ones again."""
+    path, told = tmp_path / "s.jsonl", []
+    sweep = Sweep(path, {"a": [1, 2]}, {}, lambda point: {})
+    other = _Locks(path)
+    stack = contextlib.ExitStack()
+    assert stack.enter_context(other.held(TRIALS + int(sweep.key({"a": 1}), 16) % TRIALS))
+
+    def say(text):
+        told.append(text)
+        if "waits" in text:
+            other.close()       # as when its process ends
+
+    assert sweep.run(say=say) == {"done": 2, "failed": 0, "skipped": 0}
+    assert [text.split()[1] for text in told] == ["done", "waits", "done"]
+    row = path.read_text().splitlines()[0].replace(sweep.key({"a": 2}), sweep.key({"a": 1})).replace("done", "failed")
+
+    def fails(point):
+        with path.open("a") as file:        # another's, of the next trial
+            file.write(row.replace(sweep.key({"a": 1}), failing.key({"a": 2})) + "\n")
+        raise ValueError("no")
+
+    failing = Sweep(path, {"a": [1, 2]}, {"b": 1}, fails)
+    assert failing.run(retry_failed=True) == {"done": 0, "failed": 1, "skipped": 1}
 
 
 def test_rows_go_to_what_is_no_file(tmp_path):
