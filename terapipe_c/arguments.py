@@ -177,8 +177,9 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     )
     p.add_argument("--train", action="store_true", help="train each plan too (needs --data, --steps); else plan only")
     p.add_argument("--retry-failed", action="store_true", help="run trials again that failed before")
-    p.add_argument("--out", required=True, help="JSONL file, appended to; a trial is known there by its options, and by what is in "
-                                                "its file of costs (other files by their names)")
+    p.add_argument("--out", required=True,
+                   help="JSONL file, appended to (by several sweeps at once, too); a trial is known there by its options, and by "
+                        "what is in its files of costs, data and init (of data or tensors above 64 MiB by their size and time)")
 
     p = add("doctor", "say what this machine offers and what would stop a run", "terapipe doctor --out runs")
     p.add_argument("--out", default=".", help="folder where runs would be written")

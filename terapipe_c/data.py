@@ -40,7 +40,7 @@ from ._files import naming, no_folder, path_of, writing
 from .config import brief, counted, html_table, one_of, real, whole
 from .mapped import Reader
 
-__all__ = ["Dataset", "stdlib_corpus"]
+__all__ = ["Dataset", "megatron_pair", "stdlib_corpus"]
 
 SPLITS = {"train": 0, "val": 1}
 MOST = 2**31 - 1
@@ -460,6 +460,12 @@ def _megatron_index(path: Path) -> Path | None:
     # nanoGPT's uint16: tokens, but not these.
     known = magic.startswith((MEGATRON_MAGIC, LEGACY_MAGIC))
     return candidate if known or not path.exists() else None
+
+
+def megatron_pair(path: Path) -> list[Path]:
+    """The .idx and the .bin that `path` means, or nothing where it is no Megatron pair."""
+    index = _megatron_index(path)
+    return [] if index is None else [index, _beside(index, ".bin")]
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import itertools
 import json
@@ -15,13 +16,15 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from ._files import check_output, is_standard_output, loads, make_folders, naming, no_folder, read_bytes
+from ._files import check_output, is_standard_output, loads, make_folders, naming, no_folder, path_of, read_bytes
+from ._steps import STATE
 
 __all__ = ["Sweep", "begun", "read_grid", "said"]
 
 SAID: dict[Any, bool | None] = {"yes": True, "true": True, "True": True, 1: True, "no": False, "false": False, "False": False,
                                 0: False, None: None}
 BEGINNING = b'{"trial": '     # of every row: a last line that begins otherwise is somebody's, and stays
+READ_WHOLE = 1 << 26    # bytes of a file of data or parameters up to which it is known by all of them
 WRITING, TRIALS = 1 << 60, 1 << 61      # where the locks are of who writes to the file, and of each trial by its key
 
 
@@ -136,15 +139,58 @@ def _end_last_line(path: Path) -> None:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+    return _hash(json.dumps(value, sort_keys=True, default=str).encode())
 
 
-def _content(costs: Any) -> str | None:
-    """What tells a file of costs from another one of its name; None: there is none that can be read twice."""
-    if isinstance(costs, str) and costs not in ("analytic", "profile"):
-        with suppress(OSError, ValueError):     # the trial says what is wrong with it
-            return hashlib.blake2b(read_bytes(Path(costs)), digest_size=8).hexdigest() if Path(costs).is_file() else None
-    return None
+def _contents(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What tells the files of a trial from others of the same names."""
+    read = {"costs": _costs, "data": _data, "init": _init}
+    found: dict[str, str] = {}
+    for name, content in read.items():
+        given = settings.get(name)
+        if isinstance(given, str):
+            with suppress(OSError, ValueError):     # none that can be read twice, or none at all: the trial says what is wrong
+                found |= {f"content of {name}": told} if (told := content(given)) else {}
+    return found
+
+
+def _costs(name: str) -> str:
+    path = Path(name)
+    return _hash(read_bytes(path)) if name not in ("analytic", "profile") and path.is_file() else ""
+
+
+def _data(name: str) -> str:
+    from .data import megatron_pair
+
+    path = path_of("data", name)
+    return _files(megatron_pair(path) or [path])
+
+
+def _init(name: str) -> str:
+    """A checkpoint's state has the checksums of its tensors."""
+    from .interop import find_params
+
+    folder = find_params(name)
+    state = folder / STATE
+    return _files([state] if state.is_file() else [folder / "config.json", *sorted(folder.glob("*.safetensors*"))])
+
+
+def _files(paths: list[Path]) -> str:
+    return _hash("".join(_file(str(path), *_seen(path.stat())) for path in paths if path.is_file()).encode()) if paths else ""
+
+
+def _seen(about: os.stat_result) -> tuple[int, ...]:
+    return about.st_size, about.st_mtime_ns, about.st_ino, about.st_dev
+
+
+@functools.lru_cache(1 << 10)
+def _file(path: str, size: int, changed_ns: int, *_: int) -> str:
+    """Of a large file its size and the time of its last change: to read it would take minutes."""
+    return f"{size}:{_hash(read_bytes(Path(path))) if size <= READ_WHOLE else changed_ns} "
+
+
+def _hash(raw: bytes) -> str:
+    return hashlib.blake2b(raw, digest_size=8).hexdigest()
 
 
 class Sweep:
@@ -168,15 +214,19 @@ class Sweep:
             yield dict(zip(self.grid, values, strict=True))
 
     def key(self, point: dict[str, Any]) -> str:
-        """Of a trial's complete settings, what is in the file of costs among them: another base or grid is another trial."""
+        """Of a trial's complete settings, what is in the files that it reads among them: another base or grid is another trial."""
+        return self._keys(point)[0]
+
+    def _keys(self, point: dict[str, Any]) -> list[str]:
+        """And those of rows of before data and parameters to begin with were known by their content, or costs were: they stay."""
         settings = {**self.base, **point}
-        content = _content(settings.get("costs"))
-        return _digest(settings if content is None else {**settings, "content of costs": content})
+        found = _contents(settings)
+        costs = {name: content for name, content in found.items() if name == "content of costs"}
+        return [_digest({**settings, **known}) for known in (found, costs, {})]
 
     def _status(self, statuses: Mapping[str, str], point: dict[str, Any]) -> str | None:
-        """What its row says; None: it has none. Rows of before costs were known by their content have only the name in their keys:
-        they stay."""
-        return statuses.get(self.key(point)) or statuses.get(_digest({**self.base, **point}))
+        """What its row says; None: it has none."""
+        return next((statuses[key] for key in self._keys(point) if key in statuses), None)
 
     def statuses(self) -> dict[str, str]:
         """"done" or "failed" by the keys of the rows in the file, a key's last. A last line cut short by a kill is no row."""

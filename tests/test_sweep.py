@@ -152,6 +152,35 @@ def test_other_costs_of_the_same_name_are_another_trial(capsys, tmp_path):
     assert sweep.run() == {"done": 0, "failed": 0, "skipped": 1}
 
 
+def test_other_data_or_parameters_of_the_same_name_are_another_trial(monkeypatch, tmp_path):
+    """As other costs are: a corpus that had grown, or a checkpoint that had gone on, and the trial was taken for done."""
+    data, pair, large = tmp_path / "c.txt", tmp_path / "m", tmp_path / "l.npy"
+    model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=9, block_size=8)
+    monkeypatch.setattr("terapipe_c.sweep.READ_WHOLE", 100)
+    for name, size in ((data, 9), (tmp_path / "m.bin", 8), (tmp_path / "m.idx", 9), (large, 101)):
+        name.write_bytes(b"MMIDIDX\0\0".ljust(size, b"a")[:size])
+    tp.save_checkpoint(tmp_path / "run", model, tp.init_params(model, 0))
+    tp.export_hf(tmp_path / "hf", model=model, params=tp.init_params(model, 0))
+    grid = {"data": [str(data), str(pair), str(large)], "init": [None, str(tmp_path / "run"), str(tmp_path / "hf"), "none"]}
+
+    def left():
+        return Sweep(tmp_path / "s.jsonl", grid, {"train": True}, lambda point: {}).run()["done"]
+
+    assert (left(), left()) == (12, 0)
+    os.utime(data, ns=(7, 7))
+    assert left() == 0, "a copy of the same"
+    data.write_bytes(b"b" * 9)
+    assert (left(), left()) == (4, 0)
+    (tmp_path / "m.bin").write_bytes(b"b" * 8)
+    assert (left(), left()) == (4, 0)
+    os.utime(large, ns=(7, 7))
+    assert (left(), left()) == (4, 0), "which is not read"
+    tp.save_checkpoint(tmp_path / "run", model, tp.init_params(model, 1), step=1)
+    assert (left(), left()) == (3, 0)
+    tp.export_hf(tmp_path / "hf", model=model, params=tp.init_params(model, 1))
+    assert (left(), left()) == (3, 0)
+
+
 def test_what_cannot_be_written_is_told_before_the_work(capsys, monkeypatch, tmp_path):
     """Root may write anywhere, so the question is answered for it."""
     def work(*args, **kwargs):
