@@ -449,7 +449,7 @@ def _resume(args: argparse.Namespace) -> int:
         raise ValueError(f"{folder} has no plan.json: a run's folder (its --out), or --plan too, would be right")
     plan = tp.Plan.load(args.plan or str(folder / "plan.json"))
     if told := other_cosine(checkpoint.step, kept, {**kept, **options, "steps": args.steps}):
-        _say(told)
+        _say(told)          # and not as a warning, which "resumed with" filters below
     with warnings.catch_warnings():
         for told in ("resumed with", "steps is"):   # of what is not the checkpoint's: only flags change it here
             warnings.filterwarnings("ignore", told, UserWarning)

@@ -21,7 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._files import again, check_writable, loads, make_folders, no_folder, path_of, remove_folders, write_text
+from ._files import (
+    again,
+    check_writable,
+    loads,
+    make_folders,
+    no_folder,
+    path_of,
+    read_bytes,
+    remove_folders,
+    write_text,
+)
 from .backend import choose, heads_refused, place, place_own
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, counted, flag, human_bytes, one_of, real, timeout, whole
@@ -333,8 +343,9 @@ def _check_devices(job: Mapping[str, Any], rank: int, local_rank: int | None) ->
 
 
 def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verify: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of the job a checkpoint says, and the state of its data. first: warn of an optimizer that is not the checkpoint's;
-    launch's defaults would change it unseen. verify: and read all of it, which who meets other ranks does meanwhile."""
+    """What of the job a checkpoint says, and the state of its data. first: warn of an optimizer that is not the checkpoint's, or a
+    cosine that ends elsewhere; launch's defaults would change it unseen. verify: and read all of it, which who meets other ranks
+    does meanwhile."""
     from .checkpoint import OPTIMIZER_FILE, STATE_FILE, read_state, verify_checkpoint
 
     path = find_checkpoint(Path(str(folder)))
@@ -355,7 +366,17 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool, verif
     if first and job["steps"] < state["step"]:
         _warn(f"steps is {job['steps']} and the checkpoint has done {state['step']}: nothing is left to do; the number of all "
               "steps together would be right")
+    if first and (told := other_cosine(int(state["step"]), {**_config(Path(str(folder))), **was}, job)):
+        _warn(f"resumed with another number of steps: {told}")
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What the run in this folder was given last; empty where nobody knows."""
+    with suppress(OSError, ValueError):
+        found = loads(read_bytes(folder / "config.json"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def other_cosine(done: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
             or of a transformers folder, from which each rank takes its own as it begins: it must stay as it is until the first
             record. A resume reads the run's checkpoint instead.
         resume: go on from the newest checkpoint in `out`, with these options: a UserWarning names those of the optimizer that are
-            not the checkpoint's, and steps that it is beyond.
+            not the checkpoint's, a cosine that ends elsewhere than the run's did, and steps that it is beyond.
         processes: one process per rank; False: one thread per rank in this process.
         checkpoint_every: steps between checkpoints, one after the last step too; 0: none. The newest two stay, older ones are
             removed; copy one elsewhere to keep it.

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ports import free_port
 
 import terapipe_c as tp
 from terapipe_c import _files, cli, ranks
@@ -82,6 +83,32 @@ def test_a_cosine_that_ends_elsewhere_is_told_of_where_it_is_known():
     assert other_cosine(80, was, now) == ""
 
 
+def test_a_cosine_that_ends_elsewhere_is_told_of_in_python_too(tmp_path, capsys, monkeypatch):
+    """The command told it alone: of `launch` and `train` a rate that leapt up by a half was seen in the losses."""
+    plan, run = a_run(tmp_path)
+
+    def go_on(steps, **options):
+        return tp.launch(plan, DATA, steps=steps, out=run, resume=True, processes=False, progress=False, **options).wait()
+
+    words = r"resumed with another number of steps: the cosine .* ends at step 3 now, not at 1: .* with 0\.000465, after 0\.0006"
+    with pytest.warns(UserWarning, match=words) as told:
+        assert go_on(3).history[0].lr == pytest.approx(0.000465)
+    assert told[0].filename == __file__ and len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert go_on(3).history == []
+    given = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**given, "MASTER_PORT": free_port()}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.warns(UserWarning, match="ends at step 5 now, not at 3"):
+        assert len(tp.train(plan, DATA, 5, out=run, resume=True, progress=False).history) == 2
+    np.save(tmp_path / "data.npy", DATA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")      # the command has told it
+        assert cli.main(["resume", str(run), "--steps", "7", "--quiet", "--threads", "--data", str(tmp_path / "data.npy")]) == 0
+    assert capsys.readouterr().err.count("ends at step 7 now, not at 5") == 1
+
+
 def test_a_checkpoint_is_no_run_folder_to_resume_in(tmp_path):
     """The run's own checkpoints lay deeper, where the next resume did not look: it began where the first had, and said nothing."""
     plan, run = a_run(tmp_path)
@@ -94,13 +121,15 @@ def test_a_checkpoint_is_no_run_folder_to_resume_in(tmp_path):
 def test_a_run_that_goes_on_from_what_was_saved_is_gone_on_with(tmp_path):
     plan, run = a_run(tmp_path)
     of, saved = tp.load_checkpoint(run), tmp_path / "saved"
-    tp.save_checkpoint(saved, of.model, of.params, of.optimizer, 1, seed=of.seed, data_state=of.data_state, hyper=of.hyper)
+    hyper = {**of.hyper, "lr_schedule": "constant"}
+    tp.save_checkpoint(saved, of.model, of.params, of.optimizer, 1, seed=of.seed, data_state=of.data_state, hyper=hyper)
     with pytest.raises(ValueError, match=f"out is .*, a checkpoint, .*: the run's folder, {re.escape(str(saved))}, would"):
         tp.launch(plan, DATA, steps=3, out=saved / "latest", resume=True, processes=False, progress=False)
     for steps in (3, 5):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            records = list(tp.launch(plan, DATA, steps=steps, out=saved, resume=True, processes=False, progress=False))
+            records = list(tp.launch(plan, DATA, steps=steps, out=saved, resume=True, processes=False, progress=False,
+                                     lr_schedule="constant"))
         assert [record.step for record in records] == [steps - 2, steps - 1] and tp.load_checkpoint(saved).step == steps
     tp.save_checkpoint(saved, of.model, of.params, step=9)
     assert tp.load_checkpoint(saved).step == 9 and tp.load_checkpoint(saved / "checkpoints").step == 5

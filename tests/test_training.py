@@ -287,10 +287,10 @@ def test_a_killed_run_continues_from_its_last_checkpoint_bit_for_bit(shared, tmp
 
 def test_a_resume_says_which_options_are_not_the_checkpoints(tmp_path):
     """launch's defaults would change the learning rate unseen."""
-    start(make_plan(1), 2, out=tmp_path / "a", processes=False).wait()
+    start(make_plan(1), 2, out=tmp_path / "a", processes=False, lr_schedule="constant").wait()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        start(make_plan(2), 3, out=tmp_path / "a", processes=False, resume=True).wait()
+        start(make_plan(2), 3, out=tmp_path / "a", processes=False, resume=True, lr_schedule="constant").wait()
     words = r"resumed with lr = 0\.0006 \(the checkpoint's is 0\.01\), min_lr = .*, warmup_steps = 0"
     with pytest.warns(UserWarning, match=words) as told:
         tp.launch(make_plan(1), DATA, 4, seed=3, out=tmp_path / "a", processes=False, progress=False, resume=True).wait()
