@@ -69,8 +69,8 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
         resume: go on from the newest checkpoint in `out`, with these options: a UserWarning names those of the optimizer that are
             not the checkpoint's, a cosine that ends elsewhere than the run's did, and steps that it is beyond.
         processes: one process per rank; False: one thread per rank in this process.
-        checkpoint_every: steps between checkpoints, one after the last step too; 0: none. The newest two stay, older ones are
-            removed; copy one elsewhere to keep it.
+        checkpoint_every: steps between checkpoints, one after the last step too (where ``steps`` is 0, of the initial parameters);
+            0: none. The newest two stay, older ones are removed; copy one elsewhere to keep it.
         log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`, and one after the last
             step; 0: none. A step that is evaluated has a record.
         eval_batches: batches of an evaluation. val_fraction: share of the tokens, the last ones, that are for evaluations.

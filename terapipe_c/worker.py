@@ -134,6 +134,8 @@ class _Training:
         job, step = self.job, self.job["first_step"]
         self.comm.barrier()
         stopped = False
+        if step == job["steps"] and job["checkpoint_every"] and not job["resume_from"]:
+            self._save(step)        # what it would have begun with: of no steps at all the last one is over
         while step < job["steps"] and not stopped:
             record, stopped = self._step(step)
             step += 1

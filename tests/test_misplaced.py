@@ -109,6 +109,23 @@ def test_a_cosine_that_ends_elsewhere_is_told_of_in_python_too(tmp_path, capsys,
     assert capsys.readouterr().err.count("ends at step 7 now, not at 5") == 1
 
 
+def test_a_run_of_no_steps_leaves_a_checkpoint_to_go_on_from(tmp_path):
+    """There was none, so that its folder was good for nothing: neither to resume in nor to begin in."""
+    plan, run = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8), tmp_path / "run"
+    options = dict(processes=False, progress=False, lr_schedule="constant")
+    none = tp.launch(plan, DATA, steps=0, out=run, **options).wait()
+    saved, drawn = tp.load_checkpoint(run), tp.init_params(MODEL, 0)
+    assert (saved.step, none.checkpoint_path, none.history) == (0, saved.path, []) and saved.params.keys() == drawn.keys()
+    assert all(np.array_equal(saved.params[name], array) for name, array in drawn.items())
+    rest = tp.launch(plan, DATA, steps=3, out=run, resume=True, **options).wait()
+    right = tp.launch(plan, DATA, steps=3, out=tmp_path / "at once", **options).wait()
+    assert [record.loss for record in rest.history] == [record.loss for record in right.history]
+    one, other = tp.load_checkpoint(run), tp.load_checkpoint(tmp_path / "at once")
+    assert all(np.array_equal(other.params[name], array) for name, array in one.params.items())
+    tp.launch(plan, DATA, steps=0, out=tmp_path / "none", checkpoint_every=0, **options).wait()
+    assert not (tmp_path / "none" / "checkpoints").exists()
+
+
 def test_a_checkpoint_is_no_run_folder_to_resume_in(tmp_path):
     """The run's own checkpoints lay deeper, where the next resume did not look: it began where the first had, and said nothing."""
     plan, run = a_run(tmp_path)
