@@ -27,7 +27,7 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, flag, html_table, human_gap, human_seconds, one_of, real, whole
-from .fit import Curve, at_least, fit_and_judge, given_line, is_a, layer_table, merged, numbers, read_curve
+from .fit import Curve, at_least, check_rates, fit_and_judge, given_line, is_a, layer_table, merged, numbers, read_curve
 from .links import Links, of_copies, timed_apart
 from .partition import block_counts, block_params, check_partition, equal_lengths, even_partition, updated_params
 
@@ -138,7 +138,7 @@ class CostModel:
         parameter. 5 us an instruction. Good for comparing plans, not for predicting a clock; ``tp.profile`` measures.
         """
         is_a("model", model, GPTConfig)
-        is_a("cluster", cluster, Cluster)
+        check_rates(cluster)
         E, V = float(model.n_embd), float(model.vocab_size)
         peak = cluster.peak_flops or _DEFAULT_FLOPS
         bandwidth = cluster.memory_bandwidth_Bps or max(_DEFAULT_BYTES, peak / _FLOPS_PER_BYTE)

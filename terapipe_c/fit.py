@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from .config import brief, real
+from .config import LONG, Cluster, brief, real
 
 __all__ = ["Curve"]
 
@@ -54,6 +54,15 @@ class Curve:
         if int(self.table) != self.table:
             raise InvalidValueError(f"a curve's table is {self.table}: a whole number, the table's index, would be right")
         object.__setattr__(self, "table", int(self.table))
+
+
+def check_rates(cluster: Any) -> None:
+    """A TypeError if it is none; a ValueError that names what of it is so slow that seconds, a rate's inverse, were no numbers."""
+    is_a("cluster", cluster, Cluster)
+    for name in ("peak_flops", "memory_bandwidth_Bps", "link_bandwidth_Bps", "node_link_bandwidth_Bps"):
+        rate = getattr(cluster, name)
+        if rate is not None and rate < 1 / LONG:
+            raise InvalidValueError(f"{name} is {brief(rate)}: at least {1 / LONG:g} would be right")
 
 
 def read_curve(name: str, data: Mapping[str, Any]) -> Curve:

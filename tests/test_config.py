@@ -4,6 +4,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+import terapipe_c as tp
 from terapipe_c.config import Cluster, GPTConfig, human_bytes, human_count
 
 PUBLISHED = {"gpt2-124m": 124_439_808, "gpt2-345m": 354_823_168, "gpt2-762m": 774_030_080, "gpt2-1558m": 1_557_611_200}
@@ -165,3 +166,13 @@ def test_a_preset_of_one_node_has_the_link_that_it_is_given():
     several = Cluster.preset("h100", 8, link_bandwidth_Bps=1e9, link_latency_s=1e-5, devices_per_node=np.int64(4))
     assert Cluster.preset("h100").num_devices == 1
     assert several.near_link == (5e-6, 450e9) and several.tells_nodes_apart and several.link_bandwidth_Bps == 1e9
+
+
+@pytest.mark.parametrize("name", ["peak_flops", "memory_bandwidth_Bps", "link_bandwidth_Bps", "node_link_bandwidth_Bps"])
+def test_a_cluster_that_is_too_slow_for_seconds_is_named(name):
+    """Of its inverse, which is infinite, "a curve has a number that is not finite" was said, or "byte_s is inf"."""
+    model = GPTConfig(n_layer=1, n_head=1, n_embd=2**20, vocab_size=2**20, block_size=8)
+    for rate in (5e-324, 1e-320, 1e-300):
+        with pytest.raises(ValueError, match=rf"^{name} is [15]e-3\d+: at least 1e-250 would be right$"):
+            tp.CostModel.analytic(model, Cluster(num_devices=2, **{name: rate}))
+    tp.CostModel.analytic(model, Cluster(num_devices=2, **{name: 1e-250}))
