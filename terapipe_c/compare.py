@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,8 @@ class Row:
                  "peak_memory_bytes", "bubbles", "busy_s", "executable", "why_not_executable", "stages", "slicing", "recompute",
                  "swap", "search_log")  # fmt: skip
         values = {name: getattr(self.plan, name) for name in names}
-        return {**head, **values, "tokens_per_s": values["tokens_per_s"] if self.plan.step_time_s > 0 else None}
+        infinite = {name: None for name in ("gap", "tokens_per_s") if not math.isfinite(values[name])}
+        return {**head, **values, **infinite}
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import shutil
 import struct
@@ -49,6 +50,8 @@ def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
                 raise ValueError(f"{text}: no option {key!r}; known are {', '.join(sorted(known))}")
             if not isinstance(options, list) or not options:
                 raise ValueError(f"{text}: {key} must have a list of at least one value")
+            if not all(map(_finite, options)):     # a row would be no JSON
+                raise ValueError(f"{text}: a value of {key} is infinite, or no number: finite ones, or null, would be right")
             if "" in options:
                 raise ValueError(f"{text}: value {options.index('')} of {key} is empty: a value, or null for none, would be right")
             grid[key] = [*grid.get(key, ()), *(value for value in options if value not in grid.get(key, ()))]
@@ -355,6 +358,12 @@ def _words(text: str) -> Iterator[str]:
             word += letter
     if word:
         yield word
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, (list, dict)):
+        return all(map(_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _value(word: str) -> Any:

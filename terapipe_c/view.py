@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import OPS, Program
+from ._core import OPS, InvalidValueError, Program
 from ._files import write_text
 from ._page import PAGE
-from .config import human_bytes, human_seconds
+from .config import LONG, human_bytes, human_seconds
 from .schedule import CAUSES, Timeline, idle_causes
 
 __all__ = ["chrome_trace", "comparison_svg", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg",
@@ -87,6 +87,12 @@ Rows = NDArray[np.void]
 
 def write(path: str | os.PathLike[str], text: str) -> None:
     write_text(path, text)
+
+
+def _drawable(line: Timeline) -> None:
+    """A ValueError where its microseconds, or its ranks' seconds together, are no numbers, which JSON has no word for."""
+    if line.makespan_s > LONG:
+        raise InvalidValueError(f"the timeline lasts {line.makespan_s:g} s: at most {LONG:g} s would be right for its drawing")
 
 
 def measured_timeline(rows: Sequence[tuple[Any, ...]], program: Program) -> Timeline:
@@ -465,6 +471,7 @@ def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[
 
 def html_page(line: Timeline) -> str:
     """A page with its data and its script inside: no network is needed to open it."""
+    _drawable(line)
     rows = line.intervals
     place = 2 * rows["rank"].astype(np.int64) + np.isin(rows["op"], _beside(line))
     rows, place = rows[order := np.argsort(place, kind="stable")], place[order]  # a rank's work, then what goes on beside it
@@ -493,7 +500,7 @@ def html_page(line: Timeline) -> str:
         "start": [float(f"{t:.9g}") for t in rows["start_s"].tolist()],
         "end": [float(f"{t:.9g}") for t in rows["end_s"].tolist()],
     }
-    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     return PAGE.replace("/*DATA*/null", text)
 
 
@@ -508,6 +515,7 @@ def notebook(line: Timeline) -> str:
 def chrome_trace(line: Timeline) -> str:
     """Trace Event Format: complete events in microseconds, one process per rank, messages on a thread of their own, as
     copies beside the work."""
+    _drawable(line)
     events: list[str] = []
     for rank in range(line.num_ranks):
         for kind, key, value in (("process_name", "name", f"rank {rank}"), ("process_sort_index", "sort_index", rank)):

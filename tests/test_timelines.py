@@ -1,6 +1,7 @@
 """Which files `terapipe simulate` and `terapipe view` take for programs, and what they say of others."""
 import json
 
+import numpy as np
 import pytest
 
 import terapipe_c as tp
@@ -36,3 +37,28 @@ def test_what_is_no_program_is_named_once(capsys, tmp_path, name, text, words):
         assert cli.main([command, str(tmp_path / name)]) == 2
         told = capsys.readouterr()
         assert words in told.err and told.err.count(name) == 1 and told.out == "", told.err
+
+
+@pytest.mark.parametrize("seconds", ["1e251", "1e302", "1e307"])
+def test_what_lasts_longer_than_numbers_go_is_not_drawn_as_no_json(capsys, tmp_path, seconds):
+    """In microseconds it was `inf` in a trace, which no program reads, Perfetto the last."""
+    for flag in ("--trace", "--html"):
+        assert cli.main(["simulate", "--schedule", "gpipe", "--ranks", "2", "--micro-batches", "2", "--fwd", seconds, "--bwd", "1",
+                         flag, str(tmp_path / "t")]) == 2
+        told = capsys.readouterr().err
+        assert "the timeline lasts " in told and "s: at most 1e+250 s would be right" in told and not list(tmp_path.iterdir())
+    for few in ("1e248", "5e-324"):
+        assert cli.main(["simulate", "--schedule", "gpipe", "--fwd", few, "--bwd", few, "--trace", str(tmp_path / "t")]) == 0
+        json.loads((tmp_path / "t").read_text(), parse_constant=pytest.fail)
+
+
+def test_no_row_of_a_sweep_or_a_comparison_has_a_number_that_json_has_not(capsys, tmp_path):
+    """NaN in a grid came into its row, and a plan of next to no seconds, of infinitely many tokens a second, could not be saved."""
+    for values in ("NaN", "1e999", "[1,-Infinity]"):
+        assert cli.main(["sweep", "--grid", f"time_limit_s=1,{values}", "--out", str(tmp_path / "rows")]) == 2
+        assert "a value of time_limit_s is infinite, or no number: finite ones, or null, would be right" in capsys.readouterr().err
+    table = np.full((9, 9), 1e-309)
+    model, costs = tp.GPTConfig(2, 1, 8, 16, 8), tp.CostModel.from_table(table, table, granularity=1)
+    found = tp.compare(model, tp.Cluster(1, link_latency_s=0.0), 2, 8, costs, planners=["uniform"], stages=1)
+    (row,) = json.loads(found.to_json(tmp_path / "c.json").read_text(), parse_constant=pytest.fail)["rows"]
+    assert row["step_time_s"] > 0 and row["tokens_per_s"] is None
