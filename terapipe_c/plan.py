@@ -35,7 +35,7 @@ from .explain import explain, format_slicing, memory_by_rank, restriction
 from .exports import megatron_flags, torch_csv
 from .partition import check_partition, check_slicing
 from .schedule import Timeline, idle_causes
-from .schedules import PIPEDREAM, Program
+from .schedules import CHIMERA, PIPEDREAM, Program
 
 __all__ = ["Plan"]
 
@@ -154,9 +154,9 @@ class Plan:
         if self.copies > 1 and not self.why_not_at_all:
             return (f"schedule {self.schedule} has two copies of the model, which add their gradients in another order than one "
                     "device does, which launch(..., reproducible=False), or terapipe train --fast, allows")
-        if self.schedule == PIPEDREAM and not self.why_not_at_all:
-            return ("schedule pipedream updates after every micro-batch, by gradients of weights that others have updated since, "
-                    "which one device does not, and which launch(..., reproducible=False), or terapipe train --fast, allows")
+        if "U" in self.program.counts and not self.why_not_at_all:     # whatever it is called
+            return (f"schedule {self.schedule} updates after every micro-batch, by gradients of weights that others have updated "
+                    "since, which one device does not, and which launch(..., reproducible=False), or terapipe train --fast, allows")
         if self.data_parallel > 1 and not self.why_not_at_all:
             return (f"data_parallel = {self.data_parallel}: replicas add their gradients in another order than one device does, "
                     "which launch(..., reproducible=False), or terapipe train --fast, allows")
@@ -255,6 +255,7 @@ class Plan:
             slicing = check_slicing([(b, lengths) for b, lengths in data["slicing"]], batch // replicas, seq_len)
             program = Program.parse(data["program"])
             program.check()
+            _check_program(data["schedule"], program, tuple(len(lengths) for _, lengths in slicing))
             shape = (program.num_stages, sum(len(lengths) for _, lengths in slicing))
             durations = {k: _spread(f"durations[{k!r}]", v, shape) for k, v in data["durations"].items()}
             for name in ("recompute", "swap"):
@@ -342,6 +343,23 @@ class Plan:
         """Megatron-LM's flags for this plan, for a shell; a ValueError names what Megatron has no word for. Tokenizer and optimizer
         are yours to add; without biases its LayerNorms still have theirs, and its GELU is the exact one."""
         return megatron_flags(self)
+
+
+def _check_program(schedule: Any, program: Program, slices: tuple[int, ...]) -> None:
+    """The program is of these slices, and updates, or has copies of the model, as the schedule says."""
+    own = program.slices
+    if own != slices:
+        micro = next((m for m, (one, other) in enumerate(zip(own, slices, strict=False)) if one != other), None)
+        what = f"{len(own)} micro-batches, the slicing {len(slices)}" if micro is None else \
+            f"{counted(own[micro], 'slice')} of micro-batch {micro}, the slicing {slices[micro]}"
+        raise InvalidValueError(f"the program has {what}: as many would be right")
+    if (schedule == PIPEDREAM) != ("U" in program.counts):
+        which = "no update by a micro-batch (U)" if schedule == PIPEDREAM else f"updates by micro-batches (U), as {PIPEDREAM}'s has"
+        raise InvalidValueError(f"schedule is {brief(schedule)} and the program has {which}: that of its program would be right")
+    if (schedule == CHIMERA and program.copies == 1) or (schedule not in (CHIMERA, "own") and program.copies > 1):
+        copies = "one copy" if program.copies == 1 else f"{program.copies} copies"
+        raise InvalidValueError(f"schedule is {brief(schedule)} and the program has {copies} of the model: that of its program "
+                                "would be right")
 
 
 def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, NDArray[np.float64]]) -> None:

@@ -159,3 +159,31 @@ def test_a_shared_weight_whose_ends_are_no_neighbours_is_named():
     loose = tp.plan(dataclasses.replace(MODEL, tie_weights=False), CLUSTER, 1, SEQ, planner="uniform", stages=4,
                     schedule="looped-bfs", chunks=2, slicing=1)
     assert loose.with_program(tp.Program.parse(text)).schedule == "own"
+
+
+def test_a_plan_whose_program_is_not_what_it_says_is_refused():
+    """Changed by hand, with `dataclasses.replace` or a digest made anew: one that was called 1f1b and updated by micro-batches was
+    `executable`, with the bits of one device, and trained otherwise."""
+    free = dataclasses.replace(MODEL, tie_weights=False)
+    flat = tp.CostModel.from_table(np.ones((4, 4)), np.ones((4, 4)), granularity=8)
+    piped, sync, both = (tp.plan(free, CLUSTER, BATCH, SEQ, flat, planner="uniform", stages=2, schedule=schedule)
+                         for schedule in ("pipedream", "1f1b", "chimera"))
+    named = dataclasses.replace(piped, schedule="1f1b")
+    assert not named.executable and "updates after every micro-batch" in named.why_not_executable
+    with pytest.raises(ValueError, match="this plan cannot be run as it is: schedule 1f1b updates after every micro-batch"):
+        tp.launch(named, DATA, 1, processes=False, progress=False)
+    cut = tp.plan(free, CLUSTER, 2, SEQ, planner="uniform", stages=1, schedule="gpipe", slicing=[(1, [8, 16]), (1, [24])])
+    more = dataclasses.replace(sync, slicing=[(1, [8, 16])] * 2 + [(2, [24])])
+    for wrong, words in ((named, r"schedule is '1f1b' and the program has updates by micro-batches \(U\)"),
+                         (dataclasses.replace(piped, schedule="own"), r"schedule is 'own' and the program has updates by"),
+                         (dataclasses.replace(sync, schedule="pipedream"), r"'pipedream' and the program has no update by a micro"),
+                         (dataclasses.replace(sync, schedule="chimera"), "'chimera' and the program has one copy of the model"),
+                         (dataclasses.replace(both, schedule="gpipe"), "'gpipe' and the program has 2 copies of the model"),
+                         (dataclasses.replace(cut, slicing=[(1, [24]), (1, [8, 16])]),
+                          "the program has 2 slices of micro-batch 0, the slicing 1: as many would be right"),
+                         (more, "the program has 1 slice of micro-batch 0, the slicing 2: as many would be right"),
+                         (dataclasses.replace(sync, slicing=[(2, [24])] * 2), "has 4 micro-batches, the slicing 2: as many would")):
+        with pytest.raises(ValueError, match=words):
+            tp.Plan.from_dict(wrong.to_dict())
+    for right in (piped, sync, both, cut, both.with_program(both.program.strip())):
+        assert tp.Plan.from_dict(right.to_dict()) == right
