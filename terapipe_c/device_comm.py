@@ -120,7 +120,7 @@ def inproc_ways(comm: _core.Comm, ways: int) -> None:
 def kind_of(job: Mapping[str, Any]) -> str:
     """What the messages of a job's ranks on GPUs go by: "nccl" where every rank has a GPU of its own, else "host". TERAPIPE_COMM
     chooses."""
-    wanted = os.environ.get("TERAPIPE_COMM")
+    wanted = os.environ.get("TERAPIPE_COMM") or None
     if wanted is not None and wanted not in KINDS:
         raise _core.InvalidValueError(f"TERAPIPE_COMM is {wanted!r}: {' or '.join(KINDS)} would be right")
     if job.get("backend") != "cuda" or job["ranks"] == 1:

@@ -263,7 +263,7 @@ def _mpi() -> Iterator[Finding]:
     except ImportError:   # said above, of _core
         return
     why = mpi.why_not()
-    built = importlib.util.find_spec("terapipe_c._mpi") is not None or "TERAPIPE_MPI_MODULE" in os.environ
+    built = importlib.util.find_spec("terapipe_c._mpi") is not None or bool(os.environ.get("TERAPIPE_MPI_MODULE"))
     yield Finding("_mpi", why or f"{mpi.library()}: train(..., comm='mpi')", NOTE if why and built else OK,
                   "built, but messages cannot go over MPI" if why and built else "")
 

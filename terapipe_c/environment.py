@@ -114,7 +114,7 @@ def _host(environ: Mapping[str, str], name: str, one: _Launcher, ranks: int) -> 
 
 
 def _port(environ: Mapping[str, str], name: str, one: _Launcher) -> tuple[int, int]:
-    if "MASTER_PORT" in environ:
+    if environ.get("MASTER_PORT"):
         port = _whole(environ, "MASTER_PORT", one)
         shared = name == "torchrun" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # its own store listens there
         if not 1 <= port <= 65535 - PORTS:

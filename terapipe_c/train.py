@@ -92,7 +92,7 @@ def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher:
 
 def _transport(comm: str | None, backend: str) -> str:
     """What messages go over. Of a GPU's ranks TERAPIPE_COMM says something else (device_comm.py)."""
-    name, wanted = ("TERAPIPE_COMM", os.environ.get("TERAPIPE_COMM")) if comm is None else ("comm", comm)
+    name, wanted = ("TERAPIPE_COMM", os.environ.get("TERAPIPE_COMM") or None) if comm is None else ("comm", comm)
     if comm is None and (wanted is None or backend != "cpu" or wanted in KINDS):
         return "tcp"
     wanted = one_of(name, wanted, ("tcp", "mpi"))

@@ -2,7 +2,9 @@
 import pytest
 
 from terapipe_c import _core
+from terapipe_c.device_comm import kind_of
 from terapipe_c.environment import PORTS, find_place
+from terapipe_c.train import _transport
 
 
 def test_what_a_launcher_leaves_open_is_found():
@@ -42,3 +44,14 @@ def test_whose_numbers_of_pmi_are():
         assert find_place({**both, stray: "0"}).launcher == "srun"
     with pytest.raises(_core.InvalidValueError, match=r"RANK is not set: torchrun sets it \(torchrun --nproc-per-node 2"):
         find_place(both, "torchrun")
+
+
+def test_a_variable_that_is_empty_is_as_one_that_is_not_set(monkeypatch):
+    """As a job's script hands on what nobody has set: of TERAPIPE_COMM, and MASTER_PORT, that was refused."""
+    job = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "PMIX_NAMESPACE": "job.1"}
+    assert find_place({**job, "MASTER_PORT": "", "MASTER_ADDR": ""}) == find_place(job)
+    monkeypatch.setenv("TERAPIPE_COMM", "")
+    assert [_transport(None, backend) for backend in ("cpu", "cuda")] == ["tcp", "tcp"]
+    assert kind_of({"backend": "cpu", "ranks": 2}) == "host"
+    with pytest.raises(_core.InvalidValueError, match="comm is '': tcp or mpi would be right"):     # which somebody wrote
+        _transport("", "cpu")
