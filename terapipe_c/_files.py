@@ -224,6 +224,13 @@ def writing(path: str | os.PathLike[str], *, new: bool = False, follow: bool = T
         raise
 
 
+def to_disk(file: IO[bytes]) -> None:
+    """All that was written to one of :func:`writing`'s is on the disk: what follows it may be named before it is."""
+    file.flush()
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        os.fsync(file.fileno())
+
+
 def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False, follow: bool = True) -> None:
     """The text, by :func:`writing`: UTF-8; bytes of file names that are none are escaped."""
     with writing(path, new=new, follow=follow) as file:

@@ -95,8 +95,9 @@ def export_hf(
     new = make_folders(folder)
     try:
         _check_place(folder)    # once more: "nothing/../there" is a folder only now
-        write_file(folder / "model.safetensors", _with_biases(model, params, shapes), shapes=shapes)
-        write_text(folder / "config.json", json.dumps(hf_config(model), indent=2) + "\n", follow=False)
+        config = json.dumps(hf_config(model), indent=2) + "\n"
+        write_file(folder / "model.safetensors", _with_biases(model, params, shapes), shapes=shapes,
+                   beside=lambda: write_text(folder / "config.json", config, follow=False))
     except BaseException:
         if folder in new:
             shutil.rmtree(folder, ignore_errors=True)

@@ -26,11 +26,14 @@ from ._files import (
     check_writable,
     loads,
     make_folders,
+    naming,
     no_folder,
     path_of,
     read_bytes,
     remove_folders,
+    to_disk,
     write_text,
+    writing,
 )
 from .backend import choose, heads_refused, place, place_own
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
@@ -569,12 +572,16 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
             _check_new(folder.path)     # again: now nobody else can make it
         folder.new = [file for file in files if not os.path.lexists(file)]
         config = {name: value for name, value in job.items() if name not in ("plan", "init_sums")}
-        write_text(folder.path / "config.json", json.dumps(config, indent=1) + "\n")
-        plan.save(folder.path / "plan.json")
         metrics = folder.path / "metrics.jsonl"
         kept = metrics.read_text("utf-8", "replace").splitlines() if metrics.exists() else []
         kept = [line for line in kept if _step_of(line) < job["first_step"]]
-        write_text(metrics, "".join(line + "\n" for line in kept))
+        with writing(files[0]) as about, writing(files[1]) as planned:
+            told = (about, files[0], json.dumps(config, indent=1)), (planned, files[1], json.dumps(plan.to_dict(), allow_nan=False))
+            for each, path, text in told:
+                with naming(path):
+                    each.write((text + "\n").encode("utf-8", "backslashreplace"))
+                    to_disk(each)       # all of it, before one of those of a run that is gone on with is replaced
+            write_text(metrics, "".join(line + "\n" for line in kept))
     except BaseException:
         folder.undo()
         raise

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidValueError
-from ._files import naming, writing
+from ._files import naming, to_disk, writing
 
 __all__ = ["FileLayout", "OnDemand", "TensorSpec", "checksum", "lay_out", "no_checkpoint", "read_layout", "read_tensor",
            "same_values", "write_file"]
@@ -176,10 +176,12 @@ def write_file(
     arrays: Mapping[str, NDArray[np.float32]] | Iterable[tuple[str, NDArray[np.float32]]],
     metadata: Mapping[str, str] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    beside: Callable[[], None] | None = None,
 ) -> dict[str, str]:
     """Write one float32 file from one process, whole or not at all; gives the checksum of each tensor. arrays: or pairs of these
     names and shapes in their order, of which each is made when it is asked for, and let go before the next. A link is replaced: in
-    a cache of models others lead to the same file."""
+    a cache of models others lead to the same file. beside: called when all is on the disk and the file that was there not replaced
+    yet, to write what belongs to it."""
     path = Path(path)
     pairs = arrays.items() if isinstance(arrays, Mapping) else arrays
     layout = lay_out(path.name, {name: array.shape for name, array in pairs} if shapes is None else shapes, metadata)
@@ -191,6 +193,9 @@ def write_file(
             sums[name] = checksum(data)
             file.write(data)
             del array, data
+        if beside is not None:
+            to_disk(file)
+            beside()
     return sums
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import reference as ref
 
-from terapipe_c import GPTConfig, InvalidTypeError, InvalidValueError, checkpoint, tensorfile
+from terapipe_c import Cluster, GPTConfig, InvalidTypeError, InvalidValueError, checkpoint, launch, plan, tensorfile
 from terapipe_c.checkpoint import load_checkpoint, model_dict, param_shapes, save_checkpoint
 from terapipe_c.generate import _Cache, _draw, generate, logits
 from terapipe_c.interop import export_hf, import_hf
@@ -482,3 +482,52 @@ def test_a_folder_without_biases_is_a_model_without(tmp_path):
     write_file(export_hf(tmp_path / "hf", model=model, params=params) / "model.safetensors", params)
     found = import_hf(tmp_path / "hf")
     assert not found.model.bias and same(found.params, params)
+
+
+def full(monkeypatch, first):
+    """From the `first` of its files on that are brought there, the disk is full."""
+    real, files = os.fsync, []
+
+    def fsync(fd):
+        files.append(fd)
+        if len(files) > first:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return files
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_full_disk_leaves_the_export_that_was_there(monkeypatch, tmp_path, first):
+    """The tensors were replaced, and of the new config.json there was no room: a model of 2 heads with another's 1. Where they are
+    links, as in a cache of models, what was there makes no room."""
+    one, other = (GPTConfig(**{**model_dict(MODEL), "n_head": heads}) for heads in (1, 2))
+    export_hf(tmp_path / "hf", model=one, params=float_params(MODEL))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+    with monkeypatch.context() as patch:
+        full(patch, first)
+        with pytest.raises(OSError, match=f"No space left on device: .*{('model.safetensors', 'config.json')[first]}"):
+            export_hf(tmp_path / "hf", model=other, params=float_params(MODEL, 1))
+        with pytest.raises(OSError, match="No space left on device"):
+            export_hf(tmp_path / "new" / "hf", model=other, params=float_params(MODEL, 1))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()} == before and not (tmp_path / "new").exists()
+    export_hf(tmp_path / "hf", model=other, params=float_params(MODEL, 1))
+    assert import_hf(tmp_path / "hf").model == other
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_full_disk_leaves_a_run_that_was_to_go_on_as_it_was(monkeypatch, tmp_path, first):
+    """Its config.json was that of a resume which had not begun: nobody had trained by what it said of steps and learning rate."""
+    model, data, out = GPTConfig(**model_dict(MODEL)), np.arange(400) % 13, tmp_path / "run"
+    whole, cut = (plan(model, Cluster(num_devices=1), 2, 8, planner="uniform", slicing=slices) for slices in (1, 2))
+    options = dict(processes=False, progress=False, lr_schedule="constant", out=out)
+    launch(whole, data, 3, checkpoint_every=2, **options).wait()
+    files = [path for path in out.iterdir() if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    with monkeypatch.context() as patch:
+        full(patch, first)
+        with pytest.raises(OSError, match=r"No space left on device: .*(config.json|metrics.jsonl|plan.json)"):
+            launch(cut, data, 5, resume=True, **options)
+    assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before and len(files) == 4
+    assert len(launch(cut, data, 5, resume=True, **options).wait().history) == 2
