@@ -150,7 +150,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p = add("resume", "continue a run from its newest checkpoint", "terapipe resume runs/a --steps 400")
     p.add_argument("folder", help="run folder")
     p.add_argument("--plan", help="another plan file (the run's own if not given)")
-    launch_flags(p)
+    launch_flags(p, resumed=True)
 
     p = add("view", "draw a plan, a run or a program, or print its timeline",
             "terapipe view runs/a --html timeline.html --trace trace.json")
@@ -258,19 +258,26 @@ def plan_flags_given(parser: argparse.ArgumentParser, command: str, argv: Sequen
     return [action.option_strings[0] for action in known._actions if action.dest in given]
 
 
-def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
-    group = p.add_argument_group("training")
-    group.add_argument("--data", help="text, its bytes the tokens (not compressed, nor archives, tables or UTF-16); a .bin of "
-                       "nanoGPT (uint16) or llm.c; Megatron's .bin beside its .idx; a .npy, 1-D and of integers")
-    group.add_argument("--steps", type=int, help="optimizer steps, counted from the start of the run, where a cosine ends")
+def launch_flags(p: argparse.ArgumentParser, needed: bool = True, resumed: bool = False) -> None:
+    """needed: a run follows, and may be quiet. resumed: values that are not given are the run's own, not `launch`'s."""
+    group = p.add_argument_group("training (values that are not given, but --steps, are the run's own)" if resumed else "training")
+
+    def add(name: str, text: str, default: str = "", **options: Any) -> None:
+        group.add_argument(name, help=text if resumed else text + default, **options)
+
+    add("--data", "text, its bytes the tokens (not compressed, nor archives, tables or UTF-16); a .bin of nanoGPT (uint16) or "
+                  "llm.c; Megatron's .bin beside its .idx; a .npy, 1-D and of integers")
+    add("--steps", "optimizer steps, counted from the start of the run, where a cosine ends", type=int)
     for name, (kind, text) in LAUNCH_NUMBERS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
-    group.add_argument("--lr-schedule", choices=("cosine", "constant"), help="default cosine")
-    group.add_argument("--betas", type=float, nargs=2, help="AdamW's (default 0.9 0.95)")
-    group.add_argument("--init", help="start from these parameters: a checkpoint, or a folder of transformers' GPT-2")
-    group.add_argument("--backend", help="cpu (default) or cuda")
-    group.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
-    group.add_argument("--gpus", type=int, nargs="+", help="on cuda, the GPU of each rank (rank r has GPU r if not given)")
+        text, default, value = text.partition(" (default ")
+        add(f"--{name.replace('_', '-')}", text, default + value, type=kind)
+    add("--lr-schedule", "of the learning rate", " (default cosine)", choices=("cosine", "constant"))
+    add("--betas", "AdamW's", " (default 0.9 0.95)", type=float, nargs=2)
+    group.add_argument("--init", help=argparse.SUPPRESS if resumed else     # which a resume refuses, with words
+                       "start from these parameters: a checkpoint, or a folder of transformers' GPT-2")
+    add("--backend", "cpu or cuda", " (default cpu)")
+    add("--dtype", "of activations", "; bf16 on cuda if not given", choices=("float32", "bf16"))
+    add("--gpus", "on cuda, the GPU of each rank", " (rank r has GPU r if not given)", type=int, nargs="+")
     group.add_argument("--threads", action="store_true", help="ranks as threads of this process")
     group.add_argument("--fast", action="store_true",
                        help="reproducible=False: on cuda faster products, but of replicas; those of --data-parallel, and schedule "

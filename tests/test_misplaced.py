@@ -1,6 +1,7 @@
 """Files of a run that are not what they are called: a folder where a file belongs, a module of the user's by another's name."""
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -107,6 +108,26 @@ def test_a_cosine_that_ends_elsewhere_is_told_of_in_python_too(tmp_path, capsys,
         warnings.simplefilter("error")      # the command has told it
         assert cli.main(["resume", str(run), "--steps", "7", "--quiet", "--threads", "--data", str(tmp_path / "data.npy")]) == 0
     assert capsys.readouterr().err.count("ends at step 7 now, not at 5") == 1
+
+
+def test_the_help_of_resume_says_what_it_does_where_a_flag_is_left_out(tmp_path, capsys):
+    """It told `launch`'s defaults, and took the run's own; and had an --init, which it refuses."""
+    assert cli.main(["resume", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "values that are not given, but --steps, are the run's own" in told and "default" not in told and "--init" not in told
+    assert cli.main(["train", "--help"]) == 0 and "learning rate behind the warm-up (default 0.0006)" in capsys.readouterr().out
+    plan, run = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8), tmp_path / "run"
+    plan.save(tmp_path / "plan.json")
+    np.save(tmp_path / "data.npy", DATA)
+    own = ("--lr 0.01 --min-lr 0.005 --warmup-steps 3 --weight-decay 0.2 --eps 1e-7 --grad-clip 2 --seed 7 --threads-per-rank 2 "
+           "--checkpoint-every 2 --timeout-s 99 --log-every 3 --eval-every 5 --lr-schedule constant --betas 0.8 0.9 --fast")
+    train = ["train", str(tmp_path / "plan.json"), "--data", str(tmp_path / "data.npy"), "--steps", "2", "--out", str(run)]
+    assert cli.main([*train, *own.split(), "--threads", "--quiet"]) == 0
+    before = json.loads((run / "config.json").read_text())
+    assert cli.main(["resume", str(run), "--steps", "3", "--threads", "--quiet"]) == 0
+    after, moved = json.loads((run / "config.json").read_text()), ("steps", "first_step", "resume_from", "drawn")
+    assert {name: value for name, value in after.items() if name not in moved} == {
+        name: value for name, value in before.items() if name not in moved}
 
 
 def test_a_run_of_no_steps_leaves_a_checkpoint_to_go_on_from(tmp_path):
