@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import os
@@ -211,7 +212,8 @@ def _shared_memory() -> Iterator[Finding]:
             "memfd",
             str(error),
             WRONG,
-            "no shared memory left: free memory or raise the container's limit (docker --shm-size)",
+            "a file may have no more bytes, and ranks share memory by one: ulimit -f unlimited" if error.errno == errno.EFBIG else
+            "no memory left: free some or raise the container's limit (docker --memory; --shm-size is of /dev/shm alone)",
         )
     finally:
         os.close(fd)

@@ -78,6 +78,26 @@ def test_doctor_says_what_is_wrong_and_what_to_do():
     assert [f.status for f in examine(".") if f.name == "_core"] == ["ok"]
 
 
+def test_doctor_says_what_would_give_ranks_their_memory(monkeypatch):
+    """docker --shm-size is of /dev/shm, of which the next line says that it is not used; and a limit of files is none of memory."""
+    def memfd():
+        return next(finding for finding in doctor._shared_memory() if finding.name == "memfd")
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        assert memfd().status == "wrong" and memfd().advice.endswith("by one: ulimit -f unlimited")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert memfd().status == "ok"
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert memfd().status == "wrong" and "(docker --memory; --shm-size is of /dev/shm alone)" in memfd().advice
+
+
 def test_doctor_knows_a_file_from_a_folder(capsys, tmp_path):
     (tmp_path / "text").write_text("x")
     for out in (tmp_path / "text", tmp_path / "text" / "runs"):
