@@ -123,7 +123,7 @@ def _appending(path: Path, locks: _Locks) -> Iterator[Callable[[str], None]]:
 
 
 def _end_last_line(path: Path) -> None:
-    """Cut off a half-written last line, so that the next row does not run into it."""
+    """Cut off a half-written last row, so that the next one does not run into it; another last line gets its end."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -132,13 +132,20 @@ def _end_last_line(path: Path) -> None:
             return
     content = read_bytes(path)
     keep = content.rfind(b"\n") + 1
-    try:                # nothing is written anew: where that failed, or was killed, all rows would be lost
+    torn = _is_rows(content[keep:])
+    with suppress(ValueError):
         loads(content[keep:])
-    except ValueError:
+        torn = False
+    if torn:            # nothing is written anew: where that failed, or was killed, all rows would be lost
         os.truncate(path, keep)
     else:
         with naming(path), path.open("ab") as file:
             file.write(b"\n")
+
+
+def _is_rows(line: bytes) -> bool:
+    """Whether it is as a row begins, however little of it is there."""
+    return line.startswith(BEGINNING) or BEGINNING.startswith(line)
 
 
 def _digest(value: Any) -> str:
@@ -247,7 +254,7 @@ class Sweep:
                 keys[row["key"]] = row["status"]
             except (ValueError, KeyError, TypeError) as error:
                 torn = isinstance(error, ValueError) and not line.endswith(b"\n")   # half a row is no JSON
-                if torn and (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+                if torn and _is_rows(line):
                     break
                 raise ValueError(f"{self.path}, line {number + 1}: no row of a sweep; give another --out") from error
             if line.endswith((b"\n", b"\r")):

@@ -66,6 +66,17 @@ def test_two_sweeps_on_one_file_share_the_trials(tmp_path):
     assert sorted(count["done"] for count in counts) == [1, 2] and all(sum(count.values()) == 3 for count in counts)
 
 
+def test_what_others_write_among_the_rows_meanwhile_stays(tmp_path):
+    """Half a row of a sweep that is killed goes; a note without its end is no row, and is not cut off before the next one."""
+    path = tmp_path / "s.jsonl"
+    for written, kept in (('{"trial": {"a"', ""), ("a note", "a note\n"), ("a note\n", "a note\n")):
+        path.unlink(missing_ok=True)
+        sweep = Sweep(path, {"a": [1, 2]}, {}, lambda point, text=written: path.open("a").write(text) and {})
+        assert sweep.run() == {"done": 2, "failed": 0, "skipped": 0}
+        rows = path.read_text().replace(kept, "", 2 if kept else 0).splitlines()
+        assert path.read_text().count("note") == 2 * bool(kept) and [json.loads(row)["trial"]["a"] for row in rows] == [1, 2]
+
+
 def test_a_trial_of_a_sweep_that_is_killed_is_done_by_the_one_that_waits(tmp_path):
     """A lock ends with its process; and a trial that failed meanwhile is not tried again by who was to try failed ones again."""
     path, told = tmp_path / "s.jsonl", []
