@@ -4,6 +4,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -173,7 +174,29 @@ def loads(raw: bytes | str) -> Any:
 
 def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
     """The object as one line, by :func:`write_text`."""
-    write_text(path, json.dumps(data, allow_nan=False) + "\n")
+    write_text(path, dumps(data) + "\n")
+
+
+def dumps(data: dict[str, Any], indent: int | None = None) -> str:
+    """The JSON text of an object; a ValueError names the first number in it that JSON has no word for."""
+    try:
+        return json.dumps(data, allow_nan=False, indent=indent)
+    except ValueError as error:
+        name, value = next(_not_finite("", data), ("", None))
+        if not name:
+            raise
+        raise InvalidValueError(f"{name} is {value}: a finite number would be right") from error
+
+
+def _not_finite(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _not_finite(f"{name}[{key!r}]" if name else str(key), one)
+    elif isinstance(value, (list, tuple)):
+        for i, one in enumerate(value):
+            yield from _not_finite(f"{name}[{i}]", one)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield name, value
 
 
 def _name(temporary: Path, target: Path, new: bool) -> None:

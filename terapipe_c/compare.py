@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 import os
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ._core import DeadlineError, InfeasibleError, InvalidTypeError, InvalidValueError, ScheduleError
-from ._files import write_new
+from ._files import dumps, write_new
 from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
 from .explain import restriction
@@ -153,7 +152,7 @@ class Comparison:
 
     def to_json(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write :meth:`to_dict`; FileExistsError if the file is there, unless ``overwrite``."""
-        return write_new(path, json.dumps(self.to_dict(), allow_nan=False, indent=1) + "\n", overwrite=overwrite)
+        return write_new(path, dumps(self.to_dict(), 1) + "\n", overwrite=overwrite)
 
     def svg(self) -> str:
         """Each plan's step: what the mean rank works, and why it idles; beneath, the timeline of every rank."""

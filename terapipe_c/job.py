@@ -4,7 +4,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import inspect
-import json
 import math
 import os
 import shutil
@@ -24,6 +23,7 @@ from . import _core
 from ._files import (
     again,
     check_writable,
+    dumps,
     loads,
     make_folders,
     naming,
@@ -576,8 +576,7 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
         kept = metrics.read_text("utf-8", "replace").splitlines() if metrics.exists() else []
         kept = [line for line in kept if _step_of(line) < job["first_step"]]
         with writing(files[0]) as about, writing(files[1]) as planned:
-            told = (about, files[0], json.dumps(config, indent=1)), (planned, files[1], json.dumps(plan.to_dict(), allow_nan=False))
-            for each, path, text in told:
+            for each, path, text in ((about, files[0], dumps(config, 1)), (planned, files[1], dumps(plan.to_dict()))):
                 with naming(path):
                     each.write((text + "\n").encode("utf-8", "backslashreplace"))
                     to_disk(each)       # all of it, before one of those of a run that is gone on with is replaced

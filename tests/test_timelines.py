@@ -1,5 +1,7 @@
 """Which files `terapipe simulate` and `terapipe view` take for programs, and what they say of others."""
+import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -57,6 +59,12 @@ def test_no_row_of_a_sweep_or_a_comparison_has_a_number_that_json_has_not(capsys
     for values in ("NaN", "1e999", "[1,-Infinity]"):
         assert cli.main(["sweep", "--grid", f"time_limit_s=1,{values}", "--out", str(tmp_path / "rows")]) == 2
         assert "a value of time_limit_s is infinite, or no number: finite ones, or null, would be right" in capsys.readouterr().err
+    plan = tp.plan(tp.GPTConfig(2, 1, 8, 16, 8), tp.Cluster(1), 2, 8, planner="uniform", stages=1)
+    for field, value, words in (("busy_s", [math.inf], r"busy_s\[0\] is inf"), ("step_time_s", -math.inf, "step_time_s is -inf"),
+                                ("bubbles", {"comm": math.nan}, "bubbles.*comm.* is nan")):
+        with pytest.raises(ValueError, match=f"{words}: a finite number would be right"):
+            dataclasses.replace(plan, **{field: value}).save(tmp_path / "p")
+    assert not list(tmp_path.iterdir())
     table = np.full((9, 9), 1e-309)
     model, costs = tp.GPTConfig(2, 1, 8, 16, 8), tp.CostModel.from_table(table, table, granularity=1)
     found = tp.compare(model, tp.Cluster(1, link_latency_s=0.0), 2, 8, costs, planners=["uniform"], stages=1)
