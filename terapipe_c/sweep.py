@@ -232,11 +232,13 @@ class Sweep:
         settings = {**self.base, **point}
         found = _contents(settings)
         costs = {name: content for name, content in found.items() if name == "content of costs"}
-        return [_digest({**settings, **known}) for known in (found, costs, {})]
+        each: tuple[dict[str, str], ...] = (found, costs, {})
+        return [_digest({**settings, **known}) for i, known in enumerate(each) if known not in each[:i]]
 
-    def _status(self, statuses: Mapping[str, str], point: dict[str, Any]) -> str | None:
-        """What its row says; None: it has none."""
-        return next((statuses[key] for key in self._keys(point) if key in statuses), None)
+    @staticmethod
+    def _status(statuses: Mapping[str, str], keys: Sequence[str]) -> str | None:
+        """What the row of a trial says; None: it has none."""
+        return next((statuses[key] for key in keys if key in statuses), None)
 
     def statuses(self) -> dict[str, str]:
         """"done" or "failed" by the keys of the rows in the file, a key's last. A last line cut short by a kill is no row."""
@@ -264,7 +266,7 @@ class Sweep:
     def all_failed(self) -> bool:
         """Whether every trial of the grid has a row, and none went well."""
         statuses = self.statuses()
-        return all(self._status(statuses, point) == "failed" for point in self.points())
+        return all(self._status(statuses, self._keys(point)) == "failed" for point in self.points())
 
     def run(self, retry_failed: bool = False, say: Callable[[str], None] | None = None) -> dict[str, int]:
         """Do what is left; gives how many were done, failed and skipped. Ctrl-C stops between two rows. Another sweep with the same
@@ -283,8 +285,8 @@ class Sweep:
             waiting: list[tuple[int, dict[str, Any]]] = []
             for wait in (False, True):
                 for number, point in waiting if wait else enumerate(self.points(), 1):
-                    key = self.key(point)
-                    if self._others.get(key) or self._status(before, point) not in left:
+                    key, *old = self._keys(point)
+                    if self._others.get(key) or self._status(before, (key, *old)) not in left:
                         counts["skipped"] += 1
                         continue
                     if wait:
