@@ -102,3 +102,26 @@ def test_guests_through_slots_would():
         if len(verdicts) == 2:
             break
     assert verdicts == {True, False}
+
+
+def test_following_slots_takes_work_by_the_instruction_and_can_be_stopped():
+    """Ranks and channels were all tried in turn until none moved: of 8192 ranks one answer took 13 s and more, and nobody was asked
+    whether to stop."""
+    program = schedules.one_f_one_b(3000, 4).lower(True)
+    work = 16 * sum(program.counts.values())       # as it counts: so many nanoseconds an instruction
+    try:
+        for last, ends in ((10**9, True), (3, False)):
+            _core.deadline_count(1)
+            _core.deadline_set(last)
+            _core.deadline_abandon(True)
+            if ends:
+                assert stuck(program) == ""
+                assert 3 <= _core.deadline_now() - 1 <= 3 * work / 2**18
+            else:
+                with pytest.raises(tp.DeadlineError, match="the time limit stopped what had begun"):
+                    stuck(program)
+    finally:
+        _core.deadline_abandon(False)
+        _core.deadline_set(0)
+        _core.deadline_count(0)
+    assert stuck(program) == ""

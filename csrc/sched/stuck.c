@@ -1,7 +1,8 @@
 /* Do ranks wait for each other for ever, where messages go through slots? A channel is one direction of one pair of ranks, and has
  * `slots` of them at both ends (cuda/nccl.h): a message is copied into one, sent, received into one, and copied out right before it is
  * read. So a message also waits until the one as many before as there are slots has been read, which the checker's proof
- * (progress.c) does not know. Programs are run here by these rules alone, all ranks and channels in turn until none moves. */
+ * (progress.c) does not know. Programs are run here by these rules alone, until none moves: what becomes possible stays so, whatever
+ * else moves first, so that a rank is tried again only where a message of its own has come over. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
@@ -30,12 +31,17 @@ typedef struct {
     int32_t *made;        /* [READERS][stages][units] which message that is; -1: none */
     int32_t *in_channel;  /* the messages of one channel after the other, in the order in which they are sent */
     int32_t *begin, *next; /* [pairs * CHANNELS + 1] of a channel in it; [pairs * CHANNELS] the first that is not over */
-    int32_t *posted, *list, *seen, *count; /* [pairs + 1] where a pair's begin in `list`, as their reader announces them; [pairs] how
-                                              many of these it has read, and announced */
+    int32_t *posted, *list, *seen, *there, *count; /* [pairs + 1] where a pair's begin in `list`, as their reader announces them;
+                                                      [pairs] how many of these it has read, are over, and are announced */
     int32_t *left;        /* [pairs] the last guest that left by it; -1 */
     int32_t *away;        /* [stages][held] the guest that left a slot, whose next forward waits for that; -1 */
     int32_t *home;        /* [stages][micros] the guest that came back, until it is read; -1 */
+    int32_t *opposite;    /* [pairs] by which guests go the other way; -1 */
     int64_t *at;          /* [ranks] */
+    int32_t *stack;       /* ranks that may go on */
+    uint8_t *queued;      /* [ranks] */
+    int stacked;
+    int64_t asked;        /* steps since somebody was asked whether to stop */
     int32_t messages, held; /* held: slots that guests leave */
 } machine;
 
@@ -83,24 +89,33 @@ take(machine *m)
 {
     const tp_program *p = m->p;
     size_t pairs = (size_t)m->pairs.count, stages = (size_t)p->stages, most = (size_t)m->messages + 1;
-    size_t ints = 2 * most + (2 * CHANNELS + 4) * pairs + 2 + stages * ((size_t)m->held + (size_t)p->micros + READERS * (size_t)m->units);
+    size_t ints = 2 * most + (2 * CHANNELS + 6) * pairs + 2 + stages * ((size_t)m->held + (size_t)p->micros + READERS * (size_t)m->units);
     m->all = calloc(most, sizeof *m->all);
     m->made = calloc(ints, sizeof *m->made);
     m->at = malloc((size_t)p->ranks * sizeof *m->at);
-    if (m->all == NULL || m->made == NULL || m->at == NULL)
+    m->stack = malloc((size_t)p->ranks * sizeof *m->stack);
+    m->queued = calloc((size_t)p->ranks, 1);
+    if (m->all == NULL || m->made == NULL || m->at == NULL || m->stack == NULL || m->queued == NULL)
         return tp_fail(TP_EMEMORY, "no memory to follow %d messages", m->messages);
     m->away = m->made + READERS * stages * (size_t)m->units;
     m->home = m->away + stages * (size_t)m->held;
     m->left = m->home + stages * (size_t)p->micros;
-    for (int32_t *none = m->made; none < m->left + pairs; none++)
+    m->opposite = m->left + pairs;
+    for (int32_t *none = m->made; none < m->opposite + pairs; none++)
         *none = -1;
-    m->in_channel = m->left + pairs;
+    m->in_channel = m->opposite + pairs;
     m->list = m->in_channel + most;
     m->begin = m->list + most;
     m->next = m->begin + CHANNELS * pairs + 1;
     m->posted = m->next + CHANNELS * pairs;
     m->seen = m->posted + pairs + 1;
-    m->count = m->seen + pairs;
+    m->there = m->seen + pairs;
+    m->count = m->there + pairs;
+    for (int v = 0; v < p->stages; v++)
+        if (m->pairs.evict[v] >= 0 && m->pairs.load[v] >= 0) {
+            m->opposite[m->pairs.evict[v]] = m->pairs.load[v];
+            m->opposite[m->pairs.load[v]] = m->pairs.evict[v];
+        }
     return TP_OK;
 }
 
@@ -178,33 +193,60 @@ moves(const machine *m, const message *one)
     return one->sent && one->posted && room && (one->behind < 0 || m->all[one->behind].over);
 }
 
-static int
-carry(machine *m)
+static void
+wake(machine *m, int rank)
 {
-    int moved = 0;
-    for (int32_t c = 0; c < m->pairs.count * CHANNELS; c++)
-        while (m->next[c] < m->begin[c + 1] && moves(m, &m->all[m->in_channel[m->next[c]]])) {
-            m->all[m->in_channel[m->next[c]++]].over = 1;
-            moved = 1;
-        }
-    return moved;
+    if (!m->queued[rank]) {
+        m->queued[rank] = 1;
+        m->stack[m->stacked++] = rank;
+    }
+}
+
+static int
+carry(machine *m, int32_t channel)
+{
+    int32_t *next = &m->next[channel], from = *next, pair = channel / CHANNELS;
+    while (*next < m->begin[channel + 1] && moves(m, &m->all[m->in_channel[*next]]))
+        m->all[m->in_channel[(*next)++]].over = 1;
+    if (*next == from)
+        return 0;
+    wake(m, m->pairs.source[pair]); /* a slot is free to be written, or to compute in */
+    wake(m, m->pairs.target[pair]);
+    return 1;
+}
+
+/* Something of this message's has changed: what it lets over, and guests that go the other way behind it. */
+static void
+settle(machine *m, const message *one)
+{
+    int moved = carry(m, one->channel);
+    int32_t ways[2] = {one->pair, m->opposite[one->pair]};
+    while (moved && one->guest && ways[1] >= 0) {
+        moved = 0;
+        for (int way = 0; way < 2; way++)
+            for (int32_t c = OF_EVICTED; c <= OF_LOADED; c++)
+                moved |= carry(m, ways[way] * CHANNELS + c);
+    }
 }
 
 /* Up to this message all that its reader announced of the pair must be there: it takes them in their order. */
 static int
 is_there(const machine *m, const message *one)
 {
-    for (int32_t k = m->seen[one->pair]; k < one->place; k++)
-        if (!m->all[m->list[m->posted[one->pair] + k]].over)
-            return 0;
-    return 1;
+    int32_t *there = &m->there[one->pair];
+    while (*there < one->place && m->all[m->list[m->posted[one->pair] + *there]].over)
+        ++*there;
+    return *there >= one->place;
 }
 
 static void
 read_to(machine *m, const message *one)
 {
-    for (; m->seen[one->pair] < one->place; m->seen[one->pair]++)
-        m->all[m->list[m->posted[one->pair] + m->seen[one->pair]]].read = 1;
+    while (m->seen[one->pair] < one->place) {
+        message *next = &m->all[m->list[m->posted[one->pair] + m->seen[one->pair]++]];
+        next->read = 1;
+        settle(m, next);
+    }
 }
 
 /* By the pair the other way, what left last. */
@@ -226,6 +268,7 @@ announce(machine *m, const tp_instr *instr)
         one->behind = left_before(m, instr);
     if (instr->op == TP_OP_RL)
         m->home[(int64_t)instr->stage * m->p->micros + instr->micro] = k;
+    settle(m, one);
 }
 
 /* 0: it waits. */
@@ -247,6 +290,7 @@ send(machine *m, const tp_instr *instr)
         m->left[one->pair] = k;
     if (instr->op == TP_OP_SE)
         m->away[(int64_t)instr->stage * m->held + TP_SLOT_ACTIVATION(instr->slot)] = k;
+    settle(m, one);
     return 1;
 }
 
@@ -271,31 +315,31 @@ compute(machine *m, const tp_instr *instr)
     return 1;
 }
 
-static int
+static void
 run(machine *m, int rank)
 {
-    int moved = 0;
-    for (; m->at[rank] < m->p->begin[rank + 1]; m->at[rank]++, moved = 1) {
+    for (; m->at[rank] < m->p->begin[rank + 1]; m->at[rank]++) {
         const tp_instr *instr = &m->p->code[m->at[rank]];
         if (is_receive(instr->op))
             announce(m, instr);
         else if (!(tp_sched_is_send(instr->op) ? send : compute)(m, instr))
             break;
     }
-    return moved;
 }
 
 static tp_status
 follow(machine *m)
 {
     const tp_program *p = m->p;
-    int moved = 1;
     memcpy(m->at, p->begin, (size_t)p->ranks * sizeof *m->at);
-    while (moved) {
-        moved = carry(m);
-        for (int rank = 0; rank < p->ranks; rank++)
-            moved |= run(m, rank);
-        TP_TRY(tp_deadline_check_told());
+    for (int rank = p->ranks - 1; rank >= 0; rank--)
+        wake(m, rank);
+    while (m->stacked > 0) {
+        int rank = m->stack[--m->stacked];
+        int64_t from = m->at[rank];
+        run(m, rank);
+        m->queued[rank] = 0; /* not before: it saw what it did itself */
+        TP_TRY(tp_deadline_check_after(&m->asked, 16 * (m->at[rank] + 1 - from)));
     }
     return TP_OK;
 }
@@ -327,6 +371,8 @@ tp_program_stuck(const tp_program *program, int slots, int guests_have_slots, in
     free(m.all);
     free(m.made);
     free(m.at);
+    free(m.stack);
+    free(m.queued);
     tp_pairs_close(&m.pairs);
     return status;
 }
