@@ -1,6 +1,7 @@
 """Programs: builders, text, CSV, passes, and the checker against an executor that shares no code with it."""
 
 import copy
+import hashlib
 import itertools
 import pickle
 import random
@@ -133,6 +134,15 @@ def test_slices_take_no_more_slots_than_their_order_needs(build):
             spans = [np.flatnonzero(code["micro"] == micro) for micro in range(micros)]
             least = max(sum(span[0] <= i <= span[-1] for span in spans) for i in range(len(code)))
             assert lowered.activation_slots(v) == least, (ranks, micros, slices, v)
+
+
+@pytest.mark.parametrize(("ranks", "micros", "slices", "digest"),
+                         [(130, 140, 2, "7ce144a9f8e05c9d"), (4200, 8, 3, "57a47c862be6f8e4")])
+def test_of_ranks_that_are_all_stuck_the_first_is_helped_however_many_there_are(ranks, micros, slices, digest):
+    """Bits of programs that were made while all ranks were looked at for it: it is found by bits of 64 ranks, and of 64 x 64."""
+    program = schedules.one_f_one_b(ranks, micros, slices).lower()
+    rows = b"".join(program.instructions(rank).tobytes() for rank in range(ranks))
+    assert hashlib.sha256(rows).hexdigest()[:16] == digest
 
 
 def test_lowered_programs_end_with_one_update_a_stage_and_one_tie():

@@ -63,11 +63,59 @@ typedef struct {
     uint8_t *guest;         /* [stages * micros] */
     int64_t *next, *write;  /* [ranks] cursors in from->code, to->code */
     int32_t *sending;       /* [ranks] index of the op whose message waits to be sent; -1 */
+    uint64_t *waits;        /* [2][LEVELS][words]: a bit for each rank whose message waits to be sent, and above them one for each
+                             * word that has some; apart those that take a slot for an activation */
+    int64_t words;          /* of the ranks' bits */
     int32_t *stack;         /* ranks that may go on */
     uint8_t *queued;
     int stacked, guests; /* guests: there are some */
     int64_t asked;       /* steps since somebody was asked whether to stop */
 } lowering;
+
+enum { RANKS, WORDS, LEVELS };
+
+/* Of two ranks that are stuck: whose message is announced. One that takes no slot for an activation before one that does: of a
+ * gradient, or of a later slice of a micro-batch that has its slot; else the lower rank's. */
+static uint64_t *
+waits_with(const lowering *l, const tp_instr *maker)
+{
+    int takes = maker->op == TP_OP_F && maker->slice == 0;
+    return l->waits + takes * LEVELS * l->words;
+}
+
+static void
+begin_to_send(lowering *l, int rank, int64_t at)
+{
+    uint64_t *waits = waits_with(l, &l->from->code[at]), *words = waits + WORDS * l->words;
+    l->sending[rank] = (int32_t)at;
+    waits[rank / 64] |= (uint64_t)1 << rank % 64;
+    words[rank / 64 / 64] |= (uint64_t)1 << rank / 64 % 64;
+}
+
+static void
+has_sent(lowering *l, int rank)
+{
+    uint64_t *waits = waits_with(l, &l->from->code[l->sending[rank]]), *words = waits + WORDS * l->words;
+    l->sending[rank] = -1;
+    waits[rank / 64] &= ~((uint64_t)1 << rank % 64);
+    if (waits[rank / 64] == 0)
+        words[rank / 64 / 64] &= ~((uint64_t)1 << rank / 64 % 64);
+}
+
+/* The rank whose message is announced where all are stuck; -1: none waits to send. */
+static int
+first_stuck(const lowering *l)
+{
+    for (int takes = 0; takes < 2; takes++) {
+        const uint64_t *waits = l->waits + takes * LEVELS * l->words, *words = waits + WORDS * l->words;
+        for (int64_t k = 0; k * 64 < l->words; k++)
+            if (words[k] != 0) {
+                int64_t word = k * 64 + __builtin_ctzll(words[k]);
+                return (int)(word * 64 + __builtin_ctzll(waits[word]));
+            }
+    }
+    return -1;
+}
 
 /* The pair that the output of `instr` crosses; -1: it stays on the rank, or it has none. */
 static int
@@ -225,7 +273,7 @@ run_rank(lowering *l, int rank)
             *bits_of(l, reader_stage(maker), maker) |=
                 maker->op == TP_OP_F ? mask(ARRIVED_F, tp_sched_leaving(p, maker)) : mask(ARRIVED_B, TP_HALVES);
             wake(l, l->pairs.target[pair]);
-            l->sending[rank] = -1;
+            has_sent(l, rank);
         }
         if (instr == NULL || (in >= 0 && (*bits_of(l, instr->stage, instr) & arrived) != arrived))
             return;
@@ -233,19 +281,9 @@ run_rank(lowering *l, int rank)
             return;
         emit(l, rank, instr, instr->op, instr->stage, instr->peer); /* -1, but of a guest */
         if (pair_out(l, instr) >= 0)
-            l->sending[rank] = (int32_t)l->next[rank];
+            begin_to_send(l, rank, l->next[rank]);
         l->next[rank]++;
     }
-}
-
-/* Of two ranks that are stuck: whose message is announced. One that takes no slot for an activation before one that does: of a
- * gradient, or of a later slice of a micro-batch that has its slot; else the lower rank's. */
-static int
-is_before(const lowering *l, int rank, int other)
-{
-    const tp_instr *mine = &l->from->code[l->sending[rank]], *its = &l->from->code[l->sending[other]];
-    int takes = mine->op == TP_OP_F && mine->slice == 0, it_takes = its->op == TP_OP_F && its->slice == 0;
-    return takes == it_takes ? rank < other : !takes;
 }
 
 static tp_status
@@ -262,18 +300,15 @@ run_all(lowering *l)
             run_rank(l, rank);
             TP_TRY(tp_deadline_check_after(&l->asked, 16 * (l->next[rank] + 1 - from)));
         }
-        int stuck = -1, unfinished = -1;
-        for (int r = p->ranks - 1; r >= 0; r--) {
-            stuck = l->sending[r] >= 0 && (stuck < 0 || is_before(l, r, stuck)) ? r : stuck;
-            unfinished = l->next[r] < p->begin[r + 1] ? r : unfinished;
-        }
-        if (stuck < 0 && unfinished < 0)
-            return TP_OK;
+        int stuck = first_stuck(l);
         if (stuck < 0)
-            return tp_sched_refuse(p, unfinished, l->next[unfinished] - p->begin[unfinished],
-                                   "deadlock: the message it reads is never sent");
+            break;
         post(l, pair_out(l, &p->code[l->sending[stuck]]));
     }
+    for (int r = 0; r < p->ranks; r++)
+        if (l->next[r] < p->begin[r + 1])
+            return tp_sched_refuse(p, r, l->next[r] - p->begin[r], "deadlock: the message it reads is never sent");
+    return TP_OK;
 }
 
 static tp_status
@@ -362,10 +397,12 @@ lower(lowering *l, unsigned ops, int tied)
     l->next = malloc(ranks * sizeof *l->next);
     l->write = malloc(ranks * sizeof *l->write);
     l->sending = malloc(ranks * sizeof *l->sending);
+    l->words = p->ranks / 64 + 1;
+    l->waits = calloc(2 * LEVELS * (size_t)l->words, sizeof *l->waits);
     l->stack = malloc(ranks * sizeof *l->stack);
     l->queued = calloc(ranks, 1);
     if (l->message_begin == NULL || l->posted == NULL || l->sent == NULL || l->hosted == NULL || l->bits == NULL || l->guest == NULL ||
-        l->next == NULL || l->write == NULL || l->sending == NULL || l->stack == NULL || l->queued == NULL)
+        l->next == NULL || l->write == NULL || l->sending == NULL || l->waits == NULL || l->stack == NULL || l->queued == NULL)
         return tp_fail(TP_EMEMORY, "no memory to lower %lld instructions", (long long)p->begin[p->ranks]);
     TP_TRY(list_messages(l));
     TP_TRY(open_target(l, tied));
@@ -395,6 +432,7 @@ tp_sched_lower(const tp_program *compute, unsigned ops, int tied, tp_program **o
     free(l.next);
     free(l.write);
     free(l.sending);
+    free(l.waits);
     free(l.stack);
     free(l.queued);
     if (status != TP_OK) {
