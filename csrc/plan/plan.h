@@ -104,7 +104,8 @@ tp_slice_least(const tp_slice_cost *cost, const tp_slice_options *options, doubl
 
 /* A proven lower bound on the least latency, in one dynamic programme (position-weighted Lagrangian, PLANNERS.md 1.3),
  * from any slicing length[slices] of all units: the better the slicing, the tighter the bound. For instances too large
- * to solve. Never above the latency of the slicing given. */
+ * to solve. Never above the latency of the slicing given. options->time_limit_s ends what takes more than half a second: the bound
+ * is then a looser one. */
 TP_MUST_USE tp_status
 tp_slice_bound(const tp_slice_cost *cost, const tp_slice_options *options, const int *length, int slices,
                double *bound_s);

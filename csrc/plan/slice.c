@@ -23,6 +23,8 @@
 #define LONG_EDGE_ROOM 40000
 #define HINT_GAP 1e-3
 #define FEW 256          /* units in which searches take microseconds */
+#define LONG_STEPS 1e8   /* of a search: not begun where the time for it, */
+#define STEP_S 3e-10     /* so much for each, is not there */
 
 typedef struct {
     int n, batch, tables, stages;
@@ -34,6 +36,8 @@ typedef struct {
     int *choice;               /* [batch + 1] */
     int *length, *uses;        /* scratch: [n]; [tables] */
     double weight, best, tolerance, deadline_s, sum_above;
+    int hint;               /* nobody asks for its bound */
+    int scaled;             /* the plan is already that of coarse units */
     int passed, pass;       /* steps in which the reduced graph is not tried since it last gained little, and how many to pass */
     double certified, certified_at; /* a bound of all plans by tp_slice_bound, and the latency it was found with */
     const tp_slice_options *options;
@@ -184,6 +188,28 @@ out_of_time(const walk *w)
     return tp_deadline_late() || (w->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > w->deadline_s);
 }
 
+/* Is there no time for one search within this threshold? The queue of slice_monge.c needs hardly any. */
+static int
+takes_too_long(const walk *w, double threshold)
+{
+    double steps = 0.0, left_s = INFINITY;
+    if (w->deadline_s > 0.0)
+        left_s = w->deadline_s - 1e-9 * (double)tp_clock_ns();
+    else if (tp_deadline_get() == 0)
+        return 0;
+    for (int b = 0; b < w->tables; b++) {
+        const tp_slice_dp *dp = &w->dp[b];
+        int window = 0;
+        if (!dp->limit[0].smooth)
+            return 0;
+        while (window < dp->cap && dp->limit[0].g1[window + 1] <= threshold)
+            window++;
+        if (window > dp->convex || dp->cap < dp->n)
+            steps += (double)w->n * window;
+    }
+    return steps > LONG_STEPS && (STEP_S * steps > left_s || tp_deadline_late());
+}
+
 /* A group size whose own least sum leaves too little for the rest can never come back: thresholds only fall. */
 static void
 drop_sizes(walk *w, double lowest)
@@ -223,7 +249,10 @@ certify(walk *w)
     double bound;
     if (w->batch > 1 || w->options->message != NULL || w->best >= w->certified_at)
         return TP_OK;
-    TP_TRY(tp_slice_bound(w->cost, w->options, w->plan->length, w->plan->slices, &bound));
+    tp_slice_options options = *w->options;
+    if (w->deadline_s > 0.0) /* as much time again, where the plan took all */
+        options.time_limit_s = fmax(w->deadline_s + w->options->time_limit_s - 1e-9 * (double)tp_clock_ns(), 1e-9);
+    TP_TRY(tp_slice_bound(w->cost, &options, w->plan->length, w->plan->slices, &bound));
     w->certified = fmax(w->certified, bound);
     w->certified_at = w->best;
     return TP_OK;
@@ -248,7 +277,7 @@ descend(walk *w, double u, double lowest)
     double largest, least;
     int near = 0;
     TP_TRY(near_enough(w, &near));
-    while (u >= lowest && !near && !out_of_time(w)) {
+    while (u >= lowest && !near && !out_of_time(w) && !takes_too_long(w, u)) {
         least = least_within(w, u);
         w->sum_above = least;
         if (least == INFINITY) {
@@ -263,7 +292,7 @@ descend(walk *w, double u, double lowest)
         TP_TRY(near_enough(w, &near));
     }
     w->plan->optimal = u < lowest;
-    if (!w->plan->optimal)
+    if (!w->plan->optimal && !w->hint)
         TP_TRY(certify(w));
     double below_all = fmax(w->certified, w->sum_above + w->weight * lowest);
     w->plan->lower_bound_s = w->plan->optimal ? goal_of(w) : fmin(goal_of(w), below_all);
@@ -378,10 +407,23 @@ open_walk(tp_arena *arena, walk *w, const tp_slice_options *options, double most
     return TP_OK;
 }
 
+/* The plan of units `factor` times as long is one of these, too. */
+static void
+scale(walk *w, const tp_slice_plan *coarse, int factor)
+{
+    tp_slice_plan *plan = w->plan;
+    memcpy(plan->group, coarse->group, (size_t)coarse->groups * sizeof *plan->group);
+    for (int k = 0; k < coarse->slices; k++)
+        plan->length[k] = factor * coarse->length[k];
+    plan->groups = coarse->groups;
+    plan->slices = coarse->slices;
+    w->scaled = 1;
+}
+
 /* The threshold that is best at a coarser granularity is close to the best here; 0: none. most: no slice that costs more is
  * part of a better plan. */
 static tp_status
-coarse_hint(const walk *w, const tp_slice_options *options, double *hint, double *most);
+coarse_hint(walk *w, const tp_slice_options *options, double *hint, double *most);
 
 static tp_status
 run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
@@ -395,7 +437,12 @@ run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
         quadratic = fmax(quadratic, fabs(w->dp[b].sum.q[w->n]));
     }
     w->best = INFINITY;
-    if (hint > 0.0) {
+    if (w->scaled && takes_too_long(w, hint)) {
+        TP_TRY(tp_slice_plan_evaluate(w->cost, NULL, options, w->plan));
+        w->best = w->plan->latency_s;
+        w->sum_above = cheap_sum(w);
+        begun = 1;
+    } else if (hint > 0.0) {
         w->sum_above = w->dp[0].sum.smooth ? cheap_sum(w) : search(w, INFINITY, &largest);
         for (int k = 0; k < 32 && (begun = search(w, hint, &largest) < INFINITY) == 0; k++)
             hint *= 1.02; /* more is needed where coarse units leave a rest */
@@ -419,11 +466,11 @@ run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
 }
 
 static tp_status
-solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *options, double deadline_s,
+solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *options, double deadline_s, int hint,
       tp_slice_plan *plan)
 {
     tp_arena arena;
-    walk w = {.n = cost->units, .batch = batch, .tables = tables, .cost = cost, .plan = plan, .deadline_s = deadline_s};
+    walk w = {.n = cost->units, .batch = batch, .tables = tables, .cost = cost, .plan = plan, .deadline_s = deadline_s, .hint = hint};
     w.weight = (double)options->stages - 1.0;
     w.options = options;
     w.certified_at = INFINITY;
@@ -453,7 +500,7 @@ coarse_messages(tp_arena *arena, const walk *w, const tp_slice_cost *message, in
 }
 
 static tp_status
-coarse_hint(const walk *w, const tp_slice_options *options, double *hint, double *most)
+coarse_hint(walk *w, const tp_slice_options *options, double *hint, double *most)
 {
     enum { FACTOR = 8 };
     int fine = w->tables > 1 ? 64 : FEW; /* below this many units a search costs no more than the hint is worth */
@@ -476,10 +523,12 @@ coarse_hint(const walk *w, const tp_slice_options *options, double *hint, double
     if (status == TP_OK && options->message != NULL)
         status = coarse_messages(&arena, w, options->message, FACTOR, &coarse.message);
     if (status == TP_OK)
-        status = solve(cost, w->batch, w->tables, &coarse, w->deadline_s, &plan);
+        status = solve(cost, w->batch, w->tables, &coarse, w->deadline_s, 1, &plan);
     if (status == TP_OK && tp_slice_plan_evaluate(cost, NULL, &coarse, &plan) == TP_OK) { /* else: no hint */
         *hint = plan.max_s;
         *most = tp_slice_most(&plan, options, w->n, FACTOR);
+        if (w->n % FACTOR == 0)
+            scale(w, &plan, FACTOR);
         w->plan->searches += plan.searches;
         w->plan->small_searches += plan.small_searches;
         tp_slice_plan_free(&plan);
@@ -498,7 +547,7 @@ tp_plan_slices(const tp_slice_cost *cost, int batch, const tp_slice_options *opt
     int tables = options->widest > 0 && options->widest < batch ? options->widest : batch;
     tp_slice_plan plan;
     double deadline_s = options->time_limit_s > 0.0 ? start + options->time_limit_s : 0.0;
-    TP_TRY(solve(cost, batch, tables, options, deadline_s, &plan));
+    TP_TRY(solve(cost, batch, tables, options, deadline_s, 0, &plan));
     TP_TRY(tp_slice_plan_evaluate(cost, NULL, options, &plan));
     plan.lower_bound_s = fmin(plan.lower_bound_s, plan.latency_s);
     plan.seconds = 1e-9 * (double)tp_clock_ns() - start;

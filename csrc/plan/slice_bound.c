@@ -6,6 +6,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/deadline.h"
 #include "csrc/plan/slice_dp.h"
 
@@ -42,9 +43,31 @@ least_rate(const tp_slice_dp *dp)
     return dp->sum.smooth && (dp->sum.a2 < 0.0 || dp->sum.a3 < 0.0) ? 0.0 : rate;
 }
 
-static double
-weighted_search(tp_slice_dp *dp, const double *n, double threshold, double latency)
+/* Is it time to end? Never before so many steps, half a second's: a bound of less work is whole whatever the limit. */
+static int
+is_up(int64_t *steps, int more, double end_s)
 {
+    const int64_t look = tp_deadline_steps, whole = look << 13, before = *steps;
+    *steps += more;
+    return *steps >= whole && before / look != *steps / look &&
+           (tp_deadline_late() || (end_s > 0.0 && 1e-9 * (double)tp_clock_ns() > end_s));
+}
+
+/* The searches that end early have every way up to `end` begun: one that comes from before it, and then costs the least there is. */
+static double
+least_from(const tp_slice_dp *dp, int end, double rate)
+{
+    double least = INFINITY;
+    for (int e = end; e <= dp->n; e++)
+        least = fmin(least, dp->u[e] + rate * (dp->n - e));
+    return least;
+}
+
+/* end_s, on tp_clock_ns: what is searched until then; 0: all. */
+static double
+weighted_search(tp_slice_dp *dp, const double *n, double threshold, double latency, double rate, double end_s)
+{
+    int64_t steps = 0;
     const tp_slice_table *t = &dp->sum;
     int units = dp->n, window = dp->cap, rising = !t->smooth || t->rising;
     dp->u[0] = 0.0;
@@ -65,6 +88,8 @@ weighted_search(tp_slice_dp *dp, const double *n, double threshold, double laten
         const double set[5] = {dp->u[j], level, slope, 1.0 - n[j], threshold};
         if (tp_deadline_told_after(&dp->asked, last))
             break;
+        if (is_up(&steps, last, end_s))
+            return least_from(dp, j, rate);
         dp->kernels->relax_weighted(dp->u + j + 1, g, n + j + 1, set, last);
     }
     return dp->u[units];
@@ -76,7 +101,8 @@ bound_in(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_options *opt
 {
     tp_slice_dp dp;
     void *memory;
-    double latency = 0.0, largest = 0.0;
+    double latency = 0.0, largest = 0.0, limit_s = options->time_limit_s;
+    double end_s = limit_s > 0.0 ? 1e-9 * (double)tp_clock_ns() + limit_s : 0.0;
     int start = 0;
     for (int k = 0; k < slices; start += length[k++]) {
         double c = tp_slice_cost_at(cost, start, length[k]);
@@ -89,8 +115,8 @@ bound_in(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_options *opt
     double *n = memory;
     multipliers(cost, dp.weight, length, slices, n);
     /* A plan with a slice above the threshold is no faster than the one given, so those slices need no search. */
-    double threshold = dp.weight > 0.0 ? (latency - least_rate(&dp) * dp.n) / dp.weight : INFINITY;
-    double least = weighted_search(&dp, n, threshold, latency);
+    double rate = least_rate(&dp), threshold = dp.weight > 0.0 ? (latency - rate * dp.n) / dp.weight : INFINITY;
+    double least = weighted_search(&dp, n, threshold, latency, rate, end_s);
     TP_TRY(tp_deadline_check_told());
     *bound_s = fmin(least, latency) * (1.0 - 1e-9); /* the weights are rounded */
     return TP_OK;

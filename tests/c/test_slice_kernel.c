@@ -1,5 +1,6 @@
 /* The inner loops of the slice searches against plain loops, bit for bit, on every instruction set, in arrays that end where
  * the kernels may read no further: run it under ASan. Then whole plans, which are the same on each. */
+#include "csrc/base/deadline.h"
 #include "csrc/plan/plan.h"
 #include "csrc/plan/slice_dp.h"
 #include "csrc/plan/slice_kernel.h"
@@ -212,10 +213,56 @@ check_torn_table(void)
     tp_arena_close(&arena);
 }
 
+/* Of a limit that is up at once: a long bound ends and is a true one, and units so fine that one search of them takes long are not
+ * searched. */
+static void
+check_limit(void)
+{
+    enum { MANY = 16384 };
+    double *g = numbers(0, MANY + 1, 0.0), *eighth = numbers(0, MANY / 8 + 1, 0.0), ends[2] = {0.0, 0.0};
+    int64_t before = tp_deadline_steps, asked[2];
+    int whole = MANY;
+    tp_slice_options options = {.stages = 2};
+    const tp_slice_cost fine = {.units = MANY, .g0 = g, .g1 = g, .a3 = 2e-10};
+    const tp_slice_cost coarse = {.units = MANY / 8, .g0 = eighth, .g1 = eighth, .a3 = 64 * 2e-10};
+    tp_slice_plan plan[2] = {0};
+    for (int i = 0; i <= MANY; i++)
+        g[i] = 1e-5 + 1e-6 * i;
+    for (int i = 0; i <= MANY / 8; i++)
+        eighth[i] = g[8 * i];
+    tp_deadline_steps = 256;
+    for (int hurried = 0; hurried < 2; hurried++) {
+        options.time_limit_s = hurried ? 1e-9 : 0.0;
+        tp_deadline_count(1);
+        tp_deadline_set(INT64_MAX);
+        int abandons = tp_deadline_abandon(1);
+        failures += tp_slice_bound(&fine, &options, &whole, 1, &ends[hurried]) != TP_OK;
+        tp_deadline_abandon(abandons);
+        asked[hurried] = tp_deadline_now();
+        tp_deadline_set(0);
+        tp_deadline_count(0);
+    }
+    tp_deadline_steps = before;
+    if (asked[0] < 20 * asked[1] || !(ends[1] > 0.4 * ends[0] && ends[1] <= ends[0])) {
+        failures++;
+        fprintf(stderr, "bounds of %g and %g s asked %lld and %lld times\n", ends[0], ends[1], (long long)asked[0], (long long)asked[1]);
+    }
+    if (tp_plan_slices(&fine, 1, &options, &plan[0]) != TP_OK || tp_plan_slices(&coarse, 1, &options, &plan[1]) != TP_OK ||
+        plan[0].searches > plan[1].searches || plan[0].lower_bound_s > plan[0].latency_s || plan[0].length[0] % 8 != 0) {
+        failures++;
+        fprintf(stderr, "%lld searches, %lld of coarse units\n", (long long)plan[0].searches, (long long)plan[1].searches);
+    }
+    tp_slice_plan_free(&plan[0]);
+    tp_slice_plan_free(&plan[1]);
+    release(eighth, 0);
+    release(g, 0);
+}
+
 int
 main(void)
 {
     check_torn_table();
+    check_limit();
     for (int isa = TP_SLICE_ISA_PORTABLE; isa <= TP_SLICE_ISA_AVX512; isa++) {
         const tp_slice_kernels *kernels = tp_slice_kernels_for((tp_slice_isa)isa);
         if (kernels != NULL)
