@@ -369,12 +369,13 @@ def _made_at_the_limit(monkeypatch, planner, **changes):
 
 
 @pytest.mark.parametrize("planner, most", [("uniform", 2), ("terapipe", 2), ("auto", 1)])
-def test_past_the_limit_no_more_is_built_than_the_smallest_program(planner, most, counted, monkeypatch):
-    """terapipe built 12 programs at 96 ranks and 4096 sequences, the first of seven slices each: 33 s, of a limit of 0.1 s."""
+def test_past_the_limit_no_more_is_built_than_a_small_program(planner, most, counted, monkeypatch):
+    """terapipe built 12 programs at 96 ranks and 4096 sequences, the first of seven slices each: 33 s, of a limit of 0.1 s. Of one
+    rank alone the plan then took as many times longer as there were ranks."""
     plan, made = _made_at_the_limit(monkeypatch, planner)
     assert len(made) <= most and sum(made) <= most * len(plan.program)
     if planner == "terapipe":
-        assert (plan.ranks, plan.data_parallel) == (1, 1)      # others take longer to build
+        assert (plan.ranks, plan.data_parallel) == (12, 1)     # 24 take longer to build
     if planner == "auto":
         assert plan.data_parallel > 1
 

@@ -137,10 +137,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             on this machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
         time_limit_s: seconds after which planning stops with the best plan so far, plus about the time to build and judge one plan;
             what is being built then is given up. auto, terapipe and uniform make one plan at once, whatever the limit, in large
-            requests the first two of as few ranks as fit. auto shares the time between what it tries, and says in the log what was
-            stopped or left out (it may then be slower than a planner by name); DeadlineError where nothing that fits was found by
-            then: by a paper's planner, or where that first plan does not fit. None, or a limit that stops nothing: work is
-            counted instead of time, so that the same request gives the same plan everywhere.
+            requests the first two of no more ranks than is quickly done. auto shares the time between what it tries, and says in
+            the log what was stopped or left out (it may then be slower than a planner by name); DeadlineError where nothing that
+            fits was found by then: by a paper's planner, or where that first plan does not fit. None, or a limit that stops
+            nothing: work is counted instead of time, so that the same request gives the same plan everywhere.
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
