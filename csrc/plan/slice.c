@@ -23,8 +23,6 @@
 #define LONG_EDGE_ROOM 40000
 #define HINT_GAP 1e-3
 #define FEW 256          /* units in which searches take microseconds */
-#define LONG_STEPS 1e8   /* of a search: not begun where the time for it, */
-#define STEP_S 3e-10     /* so much for each, is not there */
 
 typedef struct {
     int n, batch, tables, stages;
@@ -188,26 +186,17 @@ out_of_time(const walk *w)
     return tp_deadline_late() || (w->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > w->deadline_s);
 }
 
-/* Is there no time for one search within this threshold? The queue of slice_monge.c needs hardly any. */
+/* Is there no time for one search within this threshold? */
 static int
 takes_too_long(const walk *w, double threshold)
 {
-    double steps = 0.0, left_s = INFINITY;
-    if (w->deadline_s > 0.0)
-        left_s = w->deadline_s - 1e-9 * (double)tp_clock_ns();
-    else if (tp_deadline_get() == 0)
+    double seconds = 0.0;
+    if (w->deadline_s <= 0.0 && tp_deadline_get() == 0)
         return 0;
-    for (int b = 0; b < w->tables; b++) {
-        const tp_slice_dp *dp = &w->dp[b];
-        int window = 0;
-        if (!dp->limit[0].smooth)
-            return 0;
-        while (window < dp->cap && dp->limit[0].g1[window + 1] <= threshold)
-            window++;
-        if (window > dp->convex || dp->cap < dp->n)
-            steps += (double)w->n * window;
-    }
-    return steps > LONG_STEPS && (STEP_S * steps > left_s || tp_deadline_late());
+    for (int b = 0; b < w->tables; b++)
+        seconds += tp_slice_search_s(&w->dp[b], &threshold);
+    return seconds > 0.0 &&
+           (tp_deadline_late() || (w->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() + seconds > w->deadline_s));
 }
 
 /* A group size whose own least sum leaves too little for the rest can never come back: thresholds only fall. */
@@ -470,7 +459,8 @@ solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *
       tp_slice_plan *plan)
 {
     tp_arena arena;
-    walk w = {.n = cost->units, .batch = batch, .tables = tables, .cost = cost, .plan = plan, .deadline_s = deadline_s, .hint = hint};
+    walk w = {.n = cost->units, .batch = batch, .tables = tables, .cost = cost, .plan = plan, .deadline_s = deadline_s};
+    w.hint = hint;
     w.weight = (double)options->stages - 1.0;
     w.options = options;
     w.certified_at = INFINITY;

@@ -102,6 +102,9 @@ tp_slice_dp_forward(tp_slice_dp *dp, const double *threshold);
 /* The first part of it: the windows of these thresholds (slice_windows.c). */
 void
 tp_slice_windows(tp_slice_dp *dp, const double *threshold);
+/* About how many seconds it takes, where that is more than a moment, by costs that are smooth; else 0. */
+double
+tp_slice_search_s(const tp_slice_dp *dp, const double *threshold);
 /* The parts of it for Monge costs (slice_monge.c): the last length up to which the table is convex; whether the last windows
  * allow the queue; the search itself, after u of the first slices was set. */
 int

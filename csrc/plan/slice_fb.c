@@ -50,6 +50,7 @@ typedef struct {
     double left;  /* part of the latency by which no better plan is looked for: of rounding, or of the gap that was asked */
     double under; /* no plan is faster: of the first search */
     double at[2];       /* and each of these */
+    int scaled;         /* the plan is already that of coarse units */
     tp_slice_plan *plan;
 } apart;
 
@@ -63,6 +64,15 @@ static int
 is_late(const apart *a)
 {
     return tp_deadline_late() || (a->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > a->deadline_s);
+}
+
+/* Is there no time for one search within these thresholds? */
+static int
+takes_too_long(const apart *a, const double high[2])
+{
+    double seconds = a->deadline_s > 0.0 || tp_deadline_get() != 0 ? tp_slice_search_s(&a->dp, high) : 0.0;
+    return seconds > 0.0 &&
+           (tp_deadline_late() || (a->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() + seconds > a->deadline_s));
 }
 
 static tp_status
@@ -264,7 +274,7 @@ examine(apart *a, box b)
 {
     double largest[2], shrunk;
     while (b.bound < goal_of(a) && !is_empty(&b)) {
-        if (is_late(a)) /* the box goes back as it is: its bound counts in the plan's */
+        if (is_late(a) || takes_too_long(a, b.high)) /* the box goes back as it is: its bound counts in the plan's */
             return push(a, &b);
         double least = search(a, b.high, largest);
         a->plan->boxes++;
@@ -282,6 +292,17 @@ examine(apart *a, box b)
     return TP_OK;
 }
 
+/* The least sum per unit, times the units: below every sum, without a search. */
+static double
+cheap_sum(const apart *a)
+{
+    const tp_slice_table *t = &a->dp.sum;
+    double rate = INFINITY;
+    for (int i = 1; i <= a->dp.cap; i++)
+        rate = fmin(rate, fmin(t->g0[i], t->g1[i]) / i);
+    return t->a2 < 0.0 || t->a3 < 0.0 ? 0.0 : rate * a->dp.n * (1.0 - 1e-15 * a->dp.n);
+}
+
 /* First what is below the first plan's max f + max b: better plans are found there sooner, and then little is left above. */
 static tp_status
 push_all(apart *a)
@@ -291,7 +312,7 @@ push_all(apart *a)
     box lower = {.high = {INFINITY, INFINITY, INFINITY}}, upper;
     for (int l = 0; l < 2; l++)
         lower.low[l] = tp_slice_dp_last_slice(&a->dp, l);
-    double least = search(a, all, largest);
+    double least = takes_too_long(a, all) ? cheap_sum(a) : search(a, all, largest);
     a->plan->boxes++;
     int some = tighten(a, least, &lower, &shrunk);
     a->under = lower.bound;
@@ -314,7 +335,7 @@ run_boxes(apart *a)
     a->plan->lower_bound_s = goal_of(a);
     while (a->boxes > 0) {
         box b = a->stack[--a->boxes];
-        if (is_late(a)) {
+        if (is_late(a) || takes_too_long(a, b.high)) {
             a->plan->optimal = 0;
             a->plan->lower_bound_s = fmin(a->plan->lower_bound_s, b.bound);
             continue;
@@ -412,10 +433,22 @@ begin(apart *a, double hint[2])
     }
 }
 
+/* The plan of coarse units, in these, is the best one so far. */
+static void
+take_scaled(apart *a)
+{
+    double largest[2];
+    a->best = INFINITY;
+    a->count = a->plan->slices;
+    for (int k = 0; k < a->count; k++)
+        a->length[k] = a->plan->length[a->count - 1 - k];
+    settle(a, largest);
+}
+
 /* The thresholds that are best at a coarser granularity are close to the best here; 0: none. most: no slice that costs more is
  * part of a better plan. */
 static tp_status
-coarse_hint(const apart *a, const tp_slice_options *options, double hint[2], double *most);
+coarse_hint(apart *a, const tp_slice_options *options, double hint[2], double *most);
 
 static tp_status
 open_apart(apart *a, const tp_slice_options *options, double most)
@@ -439,7 +472,10 @@ run_apart(apart *a, const tp_slice_options *options)
     double hint[2] = {0.0, 0.0}, most = INFINITY;
     TP_TRY(coarse_hint(a, options, hint, &most));
     TP_TRY(open_apart(a, options, most));
-    begin(a, hint);
+    if (a->scaled && takes_too_long(a, hint))
+        take_scaled(a);
+    else
+        begin(a, hint);
     TP_TRY(tp_deadline_check_told());
     double quadratic = fabs(a->dp.sum.q[a->dp.n]);
     a->tolerance = 1e-12 + 2.2e-16 * (a->dp.n + (a->dp.n + a->dp.weight) * quadratic / fmax(a->best, 1e-300));
@@ -477,7 +513,7 @@ solve(const tp_slice_cost *forward, const tp_slice_cost *backward, const tp_slic
 }
 
 static tp_status
-coarse_hint(const apart *a, const tp_slice_options *options, double hint[2], double *most)
+coarse_hint(apart *a, const tp_slice_options *options, double hint[2], double *most)
 {
     enum { FACTOR = 8 };
     int longest = options->longest > 0 ? options->longest / FACTOR : 0, n = a->forward->units;
@@ -504,6 +540,10 @@ coarse_hint(const apart *a, const tp_slice_options *options, double hint[2], dou
         hint[0] = fmax(hint[0], tp_slice_cost_at(&forward, start, plan.length[k]) + sent);
         hint[1] = fmax(hint[1], tp_slice_cost_at(&backward, start, plan.length[k]) + sent);
     }
+    for (int k = 0; k < plan.slices; k++)
+        a->plan->length[k] = FACTOR * plan.length[k];
+    a->plan->slices = plan.slices;
+    a->scaled = n % FACTOR == 0;
     a->plan->searches += plan.searches;
     a->plan->small_searches += plan.small_searches;
     tp_slice_plan_free(&plan);

@@ -113,3 +113,18 @@ tp_slice_windows(tp_slice_dp *dp, const double *threshold)
         dp->far[j] = j + longest > dp->far[j - 1] ? j + longest : dp->far[j - 1];
     }
 }
+
+double
+tp_slice_search_s(const tp_slice_dp *dp, const double *threshold)
+{
+    const double moment = 0.03, step_s = 3e-10;
+    int window = 0, within = dp->limit[0].smooth;
+    while (within && window < dp->cap) {
+        for (int l = 0; l < dp->weighted; l++)
+            within &= dp->limit[l].g1[window + 1] <= threshold[l];
+        window += within;
+    }
+    double seconds = step_s * dp->n * (double)window;
+    int queued = dp->limits == 1 && dp->cap == dp->n && window <= dp->convex;
+    return seconds < moment || queued ? 0.0 : seconds;
+}

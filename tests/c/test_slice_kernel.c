@@ -245,15 +245,21 @@ check_limit(void)
     tp_deadline_steps = before;
     if (asked[0] < 20 * asked[1] || !(ends[1] > 0.4 * ends[0] && ends[1] <= ends[0])) {
         failures++;
-        fprintf(stderr, "bounds of %g and %g s asked %lld and %lld times\n", ends[0], ends[1], (long long)asked[0], (long long)asked[1]);
+        fprintf(stderr, "bounds of %g and %g s asked %lld and %lld times\n", ends[0], ends[1], (long long)asked[0],
+                (long long)asked[1]);
     }
-    if (tp_plan_slices(&fine, 1, &options, &plan[0]) != TP_OK || tp_plan_slices(&coarse, 1, &options, &plan[1]) != TP_OK ||
-        plan[0].searches > plan[1].searches || plan[0].lower_bound_s > plan[0].latency_s || plan[0].length[0] % 8 != 0) {
-        failures++;
-        fprintf(stderr, "%lld searches, %lld of coarse units\n", (long long)plan[0].searches, (long long)plan[1].searches);
+    for (int apart = 0; apart < 2; apart++) {
+        tp_status first = apart ? tp_plan_slices_apart(&fine, &fine, &options, &plan[0]) : tp_plan_slices(&fine, 1, &options, &plan[0]);
+        tp_status second =
+            apart ? tp_plan_slices_apart(&coarse, &coarse, &options, &plan[1]) : tp_plan_slices(&coarse, 1, &options, &plan[1]);
+        if (first != TP_OK || second != TP_OK || plan[0].searches > plan[1].searches || plan[0].slices != plan[1].slices ||
+            plan[0].length[0] != 8 * plan[1].length[0] || plan[0].lower_bound_s > plan[0].latency_s || plan[0].optimal) {
+            failures++;
+            fprintf(stderr, "%lld searches, %lld of coarse units\n", (long long)plan[0].searches, (long long)plan[1].searches);
+        }
+        tp_slice_plan_free(&plan[0]);
+        tp_slice_plan_free(&plan[1]);
     }
-    tp_slice_plan_free(&plan[0]);
-    tp_slice_plan_free(&plan[1]);
     release(eighth, 0);
     release(g, 0);
 }
