@@ -1,9 +1,11 @@
-"""BMPipe's planner of several chunks: the same plan whatever the unit of time, and layers cut in two."""
+"""BMPipe's planner of several chunks: the same plan whatever the unit of time, layers cut in two, bytes in flight."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from test_bmpipe import most_held, orders
 
 import terapipe_c as tp
 
@@ -176,3 +178,17 @@ def test_boundaries_that_fit_are_found_without_trying_every_interval() -> None:
         assert max(tp.planners.bmpipe(layers, stages, 4, fits, time_limit_s=1e-6).peak_memory_bytes) <= fits
         with pytest.raises(tp.InfeasibleError, match=f"{fits:.0f} would fit"):
             tp.planners.bmpipe(layers, stages, 4, fits - 1.0, time_limit_s=1e-6)
+
+
+def test_bytes_in_flight_are_those_of_the_whole_order() -> None:
+    """Only the first 3 * stages * chunks forwards of a stage are looked at: after them the same counts come round again."""
+    rng = np.random.default_rng(7)
+    for stages, chunks, groups in itertools.product((1, 2, 3, 5), (1, 2, 3, 4), (1, 2, 3, 4, 6)):
+        virtuals, micro = stages * chunks, stages * groups
+        kept = rng.random(virtuals)
+        layers = [{"name": str(v), "count": 1, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 0.0,
+                   "strategies": [{"extra_bwd_s": 0.0, "activation_bytes": float(kept[v])}]} for v in range(virtuals)]  # fmt: skip
+        plan = tp.planners.bmpipe(layers, stages, micro, math.inf, chunks, time_limit_s=None, prove=False)
+        order = orders(stages, micro, chunks)
+        most = [most_held(order, kept, x, stages) for x in range(stages)]
+        np.testing.assert_allclose(plan.peak_memory_bytes, most, rtol=1e-12)

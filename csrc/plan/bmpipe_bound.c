@@ -73,7 +73,7 @@ static void
 seed_paths(tp_bmpipe_dual *d)
 {
     tp_bmpipe *p = d->p;
-    for (int x = -1; x < p->stages; x++) {
+    for (int x = -1; x < p->stages && (x < 0 || !tp_bmpipe_is_late(p)); x++) {
         memcpy(p->load, d->s->best.load, 2 * (size_t)d->virtuals * sizeof *p->load);
         for (int v = x; v < d->virtuals && x >= 0; v += p->stages) {
             p->load[v] *= 2.0;

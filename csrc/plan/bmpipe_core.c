@@ -144,7 +144,7 @@ keep_vector(int32_t *vectors, int count, const int32_t *now, int chunks)
     int kept = 0;
     for (int i = 0; i < count; i++) {
         int below = 1, above = 1; /* is `now` below (above) this vector in every chunk? */
-        for (int c = 0; c < chunks; c++) {
+        for (int c = 0; c < chunks && (below || above); c++) {
             below &= now[c] <= vectors[i * chunks + c];
             above &= now[c] >= vectors[i * chunks + c];
         }
@@ -190,7 +190,8 @@ take_vectors(tp_bmpipe *p)
     return TP_OK;
 }
 
-/* The Pareto-maximal in-flight vectors of every stage (PLANNERS.md 4.2): counts go up at F, down behind B. */
+/* The Pareto-maximal in-flight vectors of every stage (PLANNERS.md 4.2): counts go up at F, down behind B. After the warm-up, of at
+ * most (chunks + 1) * stages - 2 F, those of stages * chunks F come round again, however many micro-batches follow. */
 static tp_status
 find_vectors(tp_bmpipe *p, const tp_program *program)
 {
@@ -202,9 +203,11 @@ find_vectors(tp_bmpipe *p, const tp_program *program)
     TP_TRY(tp_bmpipe_take(p, (size_t)p->chunks, sizeof(int32_t), &memory));
     now = memory;
     for (int x = 0; x < p->stages; x++) {
-        int count = 0;
-        for (int64_t k = program->begin[x]; k < program->begin[x + 1]; k++) {
+        int count = 0, left = 3 * p->virtuals; /* F to look at */
+        memset(now, 0, (size_t)p->chunks * sizeof *now);
+        for (int64_t k = program->begin[x]; k < program->begin[x + 1] && left > 0; k++) {
             int forward = program->code[k].op == TP_OP_F;
+            left -= forward;
             TP_TRY(tp_deadline_check_after(&p->asked, 8 + (int64_t)count * p->chunks));
             now[program->code[k].stage / p->stages] += forward ? 1 : -1;
             TP_TRY(grow_vectors(p, &all, total + count, &room));

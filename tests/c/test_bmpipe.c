@@ -1,5 +1,6 @@
-/* The BMPipe planner with each of its allocations failing in turn: an error each time, no leak, no half-made plan. And its bound
- * where times lie far apart. */
+/* The BMPipe planner with each of its allocations failing in turn: an error each time, no leak, no half-made plan. Its bound
+ * where times lie far apart, and how long it takes where there is no time. */
+#include "csrc/base/deadline.h"
 #include "csrc/base/mem.h"
 #include "csrc/plan/bmpipe.h"
 
@@ -40,11 +41,51 @@ bound_is_below_the_best_plan(void)
     return 0;
 }
 
+/* ---- steps, of about a nanosecond, counted by the questions whether to stop ------------------------------------------------ */
+
+static int questions;
+
+static int
+heard(void *context)
+{
+    (void)context;
+    questions++;
+    return 0;
+}
+
+/* The vectors in flight of 512 chunks were looked for among all micro-batches: of a limit of 0.1 s this took 4.4. Once they come
+ * round again there are no others. */
+static int
+many_chunks_are_opened_soon(void)
+{
+    enum { CHUNKS = 512, VIRTUALS = 2 * CHUNKS };
+    static double seconds[VIRTUALS];
+    static int64_t forward_runs[VIRTUALS], backward_runs[VIRTUALS];
+    double makespan = 0.0, lag = 0.0;
+    int asked[2];
+    for (int i = 0; i < 2; i++) {
+        tp_bmpipe_options options = {.stages = 2, .chunks = CHUNKS, .micros = i > 0 ? 64 : 6, .memory_bytes = 1.0};
+        questions = 0;
+        if (tp_bmpipe_path(&options, seconds, seconds, &makespan, forward_runs, backward_runs, &lag) != TP_OK)
+            return 0;
+        asked[i] = questions;
+    }
+    if (asked[0] > 0 && asked[1] < 2 * asked[0])
+        return 1;
+    fprintf(stderr, "6 micro-batches take %d questions, 64 take %d\n", asked[0], asked[1]);
+    return 0;
+}
+
 int
 main(void)
 {
     if (!bound_is_below_the_best_plan())
         return 1;
+    tp_deadline_listen_ns = 0; /* every question is heard */
+    tp_deadline_listen(heard, NULL, NULL);
+    if (!many_chunks_are_opened_soon())
+        return 1;
+    tp_deadline_listen(NULL, NULL, NULL);
     /* the last one's search ends before its proof: groups of 2 and of 4 layers are looked for, too, and make a faster plan */
     const int32_t counts[][3] = {{1, 12, 1}, {1, 12, 1}, {4, 8, 4}}, choices[] = {2, 2, 1};
     const double forward[] = {1.0, 2.0, 3.0}, backward[] = {2.0, 4.0, 6.0}, still[] = {1.0, 1.0, 1.0};
