@@ -42,6 +42,7 @@ typedef struct {
     uint64_t drawn;           /* random numbers so far */
     tp_bmpipe_state now, next, best;
     uint8_t *touched;         /* [stages] scratch */
+    double *lack;             /* [stages] scratch */
 } tp_bmpipe_search_room;
 
 /* The choices of a stage under these boundaries. */
@@ -62,6 +63,9 @@ tp_bmpipe_lack(const tp_bmpipe_search_room *s, const int *cut, int stage);
 /* Moves a layer from virtual stage v to u: all boundaries between them shift. */
 void
 tp_bmpipe_shift(int *cut, int v, int u);
+/* s->touched: the stages that get other layers, by type and number, when a layer of v moves to u. */
+void
+tp_bmpipe_touch(tp_bmpipe_search_room *s, const int *cut, int v, int u);
 /* The best single move of a layer, for fewest bytes lacking, until none helps or time is up: bytes still lacking. */
 double
 tp_bmpipe_mend(tp_bmpipe_search_room *s, int *cut);

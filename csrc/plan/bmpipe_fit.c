@@ -8,21 +8,35 @@
 #include "csrc/base/deadline.h"
 #include "csrc/plan/plan.h"
 
-enum { NODES = 1 << 21 };
+enum { NODES = 1 << 21, LATE = 1 << 28 }; /* LATE: steps of about a nanosecond */
 
+/* And s->lack. */
 static double
-total_lack(const tp_bmpipe_search_room *s, const int *cut, int *worst)
+total_lack(tp_bmpipe_search_room *s, const int *cut, int *worst)
 {
     double sum = 0.0, most = 0.0;
     for (int x = 0; x < s->p->stages; x++) {
-        double lack = tp_bmpipe_lack(s, cut, x);
-        sum += lack;
-        if (lack > most) {
-            most = lack;
+        s->lack[x] = tp_bmpipe_lack(s, cut, x);
+        sum += s->lack[x];
+        if (s->lack[x] > most) {
+            most = s->lack[x];
             *worst = x;
         }
     }
     return sum;
+}
+
+void
+tp_bmpipe_touch(tp_bmpipe_search_room *s, const int *cut, int v, int u)
+{
+    const tp_bmpipe *p = s->p;
+    int low = v < u ? v : u, high = v < u ? u : v, step = v < u ? -1 : 1;
+    memset(s->touched, 0, (size_t)p->stages);
+    for (int w = low; w <= high; w++) {
+        int from = cut[w] + (w > low ? step : 0), to = cut[w + 1] + (w < high ? step : 0);
+        if (to - from != cut[w + 1] - cut[w] || tp_bmpipe_canonical(p, from, to) != tp_bmpipe_canonical(p, cut[w], cut[w + 1]))
+            s->touched[w % p->stages] = 1;
+    }
 }
 
 void
@@ -33,29 +47,47 @@ tp_bmpipe_shift(int *cut, int v, int u)
         cut[k] += step;
 }
 
-/* The best single move of a layer between two virtual stages, until none helps, or the thread is told to stop, or, if hasty,
- * time is up. */
+/* Bytes lacking once a layer of v has moved to u, or as many as `enough`, which it is then not less than: only stages that get other
+ * layers are looked at again. *steps: what that took. */
 static double
-downhill(tp_bmpipe_search_room *s, int *cut, int hasty, int *worst)
+lack_after(tp_bmpipe_search_room *s, int *cut, int v, int u, double enough, int64_t *steps)
+{
+    const tp_bmpipe *p = s->p;
+    double sum = 0.0;
+    tp_bmpipe_touch(s, cut, v, u);
+    tp_bmpipe_shift(cut, v, u);
+    *steps = 8 + 2 * (v < u ? u - v : v - u);
+    for (int x = 0; x < p->stages && sum < enough; x++) {
+        sum += s->touched[x] ? tp_bmpipe_lack(s, cut, x) : s->lack[x];
+        *steps += s->touched[x] ? (int64_t)(p->vector_begin[x + 1] - p->vector_begin[x] + 4) * p->chunks : 1;
+    }
+    tp_bmpipe_shift(cut, u, v);
+    return sum;
+}
+
+/* The best single move of a layer between two virtual stages, until none helps, or the thread is told to stop, or `late` steps have
+ * been taken after time was up. */
+static double
+downhill(tp_bmpipe_search_room *s, int *cut, int64_t late, int *worst)
 {
     int virtuals = s->p->virtuals;
     double now = total_lack(s, cut, worst);
     while (now > 0.0) {
         double best = now;
-        int from = -1, to = -1, ignored = 0;
+        int from = -1, to = -1;
         for (int v = 0; v < virtuals; v++) {
-            if (hasty && tp_bmpipe_is_late(s->p))
-                return now;
+            int is_late = tp_bmpipe_is_late(s->p);
             for (int u = 0; u < virtuals; u++) {
+                int64_t steps = 0;
+                if (is_late && late <= 0)
+                    return now;
                 if (u == v || cut[v + 1] - cut[v] < 2)
                     continue;
-                int apart = v < u ? u - v : v - u;
-                if (tp_deadline_told_after(&s->p->asked, (int64_t)s->p->vector_begin[s->p->stages] * s->p->chunks + apart))
-                    return now;
                 s->effort--;
-                tp_bmpipe_shift(cut, v, u);
-                double lack = total_lack(s, cut, &ignored);
-                tp_bmpipe_shift(cut, u, v);
+                double lack = lack_after(s, cut, v, u, best, &steps);
+                late -= is_late ? steps : 0;
+                if (tp_deadline_told_after(&s->p->asked, steps))
+                    return now;
                 if (lack < best * (1.0 - 1e-9)) {
                     best = lack;
                     from = v;
@@ -75,7 +107,7 @@ double
 tp_bmpipe_mend(tp_bmpipe_search_room *s, int *cut)
 {
     int ignored = 0;
-    return downhill(s, cut, 1, &ignored);
+    return downhill(s, cut, 0, &ignored);
 }
 
 /* Depth first: a branch ends where a stage's chunks so far do not fit. 1: found, 0: there is none, -1: too many nodes. */
@@ -138,7 +170,7 @@ keep_to(tp_bmpipe_search_room *s, double limit, int64_t *nodes)
     other.memory_bytes = limit;
     s->p->options = &other;
     if (nodes == NULL)
-        found = downhill(s, s->next.cut, 1, &ignored) <= 0.0 ? 1 : -1;
+        found = downhill(s, s->next.cut, 0, &ignored) <= 0.0 ? 1 : -1;
     else
         found = search(s, s->next.cut, 0, nodes);
     s->p->options = asked;
@@ -229,10 +261,10 @@ tp_bmpipe_find_fit(tp_bmpipe_search_room *s)
     if (is_too_much(p))
         return refuse(s, bytes, 1, &nodes);
     TP_TRY(tp_plan_balance(time_s, p->n, p->virtuals, cut));
-    if (downhill(s, cut, 1, &worst) <= 0.0)
+    if (downhill(s, cut, 0, &worst) <= 0.0)
         return TP_OK;
     TP_TRY(tp_plan_balance(bytes, p->n, p->virtuals, cut));
-    if (downhill(s, cut, 0, &worst) <= 0.0) /* so that there is a plan even where there is no time */
+    if (downhill(s, cut, LATE, &worst) <= 0.0) /* so that there is a plan even where there is no time */
         return TP_OK;
     TP_TRY(tp_deadline_check_told());
     memcpy(s->next.cut, cut, (size_t)(p->virtuals + 1) * sizeof *cut);

@@ -39,20 +39,13 @@ static tp_status
 move_layer(tp_bmpipe_search_room *s, int v, int u, int *possible)
 {
     const tp_bmpipe *p = s->p;
-    int low = v < u ? v : u, high = v < u ? u : v, step = v < u ? -1 : 1;
-    const int *old = s->now.cut;
     int *cut = s->next.cut;
-    *possible = old[v + 1] - old[v] > 1;
+    *possible = s->now.cut[v + 1] - s->now.cut[v] > 1;
     if (!*possible)
         return TP_OK;
     copy_state(p, &s->now, &s->next);
-    for (int k = low + 1; k <= high; k++)
-        cut[k] += step;
-    memset(s->touched, 0, (size_t)p->stages);
-    for (int w = low; w <= high; w++)
-        if (cut[w + 1] - cut[w] != old[w + 1] - old[w] ||
-            tp_bmpipe_canonical(p, cut[w], cut[w + 1]) != tp_bmpipe_canonical(p, old[w], old[w + 1]))
-            s->touched[w % p->stages] = 1;
+    tp_bmpipe_shift(cut, v, u);
+    tp_bmpipe_touch(s, s->now.cut, v, u);
     for (int x = 0; x < p->stages; x++) {
         if (!s->touched[x])
             continue;
@@ -311,6 +304,7 @@ room_open(tp_bmpipe_search_room *s, tp_bmpipe *p)
         {(void **)&s->row_made, TP_BMPIPE_ROWS, sizeof(int64_t)},
         {(void **)&s->changed, 2 * virtuals, sizeof(int)},
         {(void **)&s->touched, stages, 1},
+        {(void **)&s->lack, stages, sizeof(double)},
         {(void **)&s->now.cut, virtuals + 1, sizeof(int)},       {(void **)&s->next.cut, virtuals + 1, sizeof(int)},
         {(void **)&s->best.cut, virtuals + 1, sizeof(int)},      {(void **)&s->now.pick, stages, sizeof(int)},
         {(void **)&s->next.pick, stages, sizeof(int)},           {(void **)&s->best.pick, stages, sizeof(int)},
