@@ -11,6 +11,8 @@ typedef struct {
     const tp_bmpipe *p;
     const tp_bmpipe_layers *l;
     tp_bmpipe_ilp *ilp; /* its arrays NULL: count only */
+    int64_t steps;      /* since somebody was asked whether to stop */
+    int is_told;        /* to stop: what is written is of no use */
 } pen;
 
 static inline int32_t
@@ -41,9 +43,10 @@ put(pen *w, int32_t column, double value)
 static void
 put_layers(pen *w, int type, int from, int to)
 {
-    for (int r = 0; r < w->l->choices[type]; r++)
+    for (int r = 0; r < w->l->choices[type] && !w->is_told; r++)
         for (int v = from; v < to; v++)
             put(w, layer_column(w, type, r, v), 1.0);
+    w->is_told |= tp_deadline_told_after(&w->steps, 4 + 2 * (int64_t)w->l->choices[type] * (to - from));
 }
 
 static void
@@ -99,11 +102,12 @@ write_memory(pen *w)
         for (int k = p->vector_begin[x]; k < p->vector_begin[x + 1]; k++) {
             for (int i = 0; i < w->l->types * w->l->strategies; i++) {
                 int t = i / w->l->strategies, r = i % w->l->strategies;
-                for (int c = 0; c < p->chunks && r < w->l->choices[t]; c++)
+                for (int c = 0; c < p->chunks && r < w->l->choices[t] && !w->is_told; c++)
                     put(w, layer_column(w, t, r, c * p->stages + x),
                         (w->l->static_bytes[t] + p->vector[k * p->chunks + c] * w->l->activation_bytes[i]) / unit);
             }
             end_row(w, -INFINITY, 1.0);
+            w->is_told |= tp_deadline_told_after(&w->steps, 4 * (int64_t)w->l->types * w->l->strategies * p->chunks);
         }
 }
 
@@ -141,13 +145,14 @@ write_columns(pen *w)
 static void
 write_rows(pen *w, int paths, const int64_t *forward_runs, const int64_t *backward_runs, const double *lag_s)
 {
-    int64_t steps = 0;
     w->ilp->rows = 0;
     w->ilp->entries = 0;
     write_order(w);
     write_memory(w);
-    for (int k = 0; k < paths && !tp_deadline_told_after(&steps, 4 * (int64_t)w->ilp->columns); k++)
+    for (int k = 0; k < paths && !w->is_told; k++) {
         write_path(w, forward_runs + (int64_t)k * w->p->virtuals, backward_runs + (int64_t)k * w->p->virtuals, lag_s[k]);
+        w->is_told = tp_deadline_told_after(&w->steps, 4 * (int64_t)w->ilp->columns);
+    }
 }
 
 static tp_status
@@ -195,11 +200,13 @@ tp_bmpipe_ilp_build(const tp_bmpipe_layers *layers, const tp_bmpipe_options *opt
     TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
     if (status == TP_OK) {
-        pen w = {&p, layers, out};
+        pen w = {.p = &p, .l = layers, .ilp = out};
         out->columns = (layers->types * layers->strategies + layers->types - 1) * p.virtuals + 1;
         out->paths = paths;
         write_rows(&w, paths, forward_runs, backward_runs, lag_s);
-        status = ilp_open(out);
+        status = tp_deadline_check_told();
+        if (status == TP_OK)
+            status = ilp_open(out);
         if (status == TP_OK) {
             write_columns(&w);
             write_rows(&w, paths, forward_runs, backward_runs, lag_s);

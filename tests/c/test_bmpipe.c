@@ -94,6 +94,36 @@ what_does_not_fit_is_refused_soon(void)
     return 0;
 }
 
+static int
+heard_to_stop(void *context)
+{
+    (void)context;
+    return ++questions == 20;
+}
+
+/* Nobody was asked while the order of the layers was written, the largest part of a programme: at 512 layers of as many types on
+ * 512 stages 0.5 s, each way to recompute as much again. */
+static int
+a_programme_is_stopped(void)
+{
+    enum { TYPES = 256 };
+    int32_t count[TYPES], choices[TYPES];
+    double none[TYPES] = {0.0};
+    for (int t = 0; t < TYPES; t++)
+        count[t] = choices[t] = 1;
+    tp_bmpipe_layers layers = {TYPES, 1, count, choices, none, none, none, none, none};
+    tp_bmpipe_options options = {.stages = TYPES, .chunks = 1, .micros = 1, .memory_bytes = INFINITY};
+    tp_bmpipe_ilp ilp;
+    questions = 0;
+    tp_deadline_listen(heard_to_stop, NULL, NULL);
+    tp_status status = tp_bmpipe_ilp_build(&layers, &options, 0, NULL, NULL, NULL, &ilp);
+    tp_bmpipe_ilp_free(&ilp);
+    if (status == TP_EABORTED)
+        return 1;
+    fprintf(stderr, "a programme that was to stop gave %d\n", status);
+    return 0;
+}
+
 int
 main(void)
 {
@@ -101,7 +131,7 @@ main(void)
         return 1;
     tp_deadline_listen_ns = 0; /* every question is heard */
     tp_deadline_listen(heard, NULL, NULL);
-    if (!many_chunks_are_opened_soon() || !what_does_not_fit_is_refused_soon())
+    if (!many_chunks_are_opened_soon() || !what_does_not_fit_is_refused_soon() || !a_programme_is_stopped())
         return 1;
     tp_deadline_listen(NULL, NULL, NULL);
     /* the last one's search ends before its proof: groups of 2 and of 4 layers are looked for, too, and make a faster plan */
