@@ -192,3 +192,18 @@ def test_bytes_in_flight_are_those_of_the_whole_order() -> None:
         order = orders(stages, micro, chunks)
         most = [most_held(order, kept, x, stages) for x in range(stages)]
         np.testing.assert_allclose(plan.peak_memory_bytes, most, rtol=1e-12)
+
+
+@pytest.mark.parametrize("small", [1e-215, 1e-223, 1e-230])
+def test_times_far_below_those_of_a_way_that_no_plan_takes_are_told_apart(small) -> None:
+    """In units of 1e98 s, which only a way to recompute takes that nobody needs, the others were 0: any plan was called optimal."""
+    layers = [{"name": "first", "count": 1, "fwd_s": 3.0 * small, "bwd_s": 5.0 * small, "static_bytes": 1.0},
+              {"name": "block", "count": 5, "fwd_s": small, "bwd_s": 2.0 * small, "static_bytes": 1.0}]  # fmt: skip
+    for layer in layers:
+        layer["strategies"] = [{"extra_bwd_s": 1e98, "activation_bytes": 0.0}, {"extra_bwd_s": small, "activation_bytes": 1.0}]
+    far = tp.planners.bmpipe(layers, 2, 4, 1e9, chunks=2, time_limit_s=None)
+    for layer in layers:
+        del layer["strategies"][0]
+    near = tp.planners.bmpipe(layers, 2, 4, 1e9, chunks=2, time_limit_s=None)
+    assert far.optimal and near.optimal and abs(far.step_time_s - near.step_time_s) <= 1e-11 * near.step_time_s
+    assert abs(far.lower_bound_s - near.step_time_s) <= 1e-11 * near.step_time_s

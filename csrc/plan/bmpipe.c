@@ -108,12 +108,13 @@ judge(tp_bmpipe *p, tp_bmpipe_plan *plan)
 
 enum { BITS = 40 }; /* of a rounded time */
 static const double CLOSE = 1e-7; /* a plan so near its bound is not looked for again in groups of layers */
+static const double FAR = 0x1p-900, LIFT = 0x1p-400; /* see round_times */
 static const double ROUNDED = 0x1p-40; /* twice the largest relative change of a time, and so of a makespan, by rounding */
 
 typedef struct {
     tp_bmpipe_layers layers;
     tp_bmpipe_options options;
-    double unit_s; /* the longest of all times */
+    double unit_s; /* the longest of all times, or LIFT of it */
 } rounded;
 
 static double
@@ -124,22 +125,32 @@ round_time(double seconds, double unit_s)
     return ldexp(rint(ldexp(part, BITS)), exponent - BITS);
 }
 
+static void
+note_time(double seconds, double *least, double *most)
+{
+    *most = fmax(*most, seconds);
+    *least = seconds > 0.0 ? fmin(*least, seconds) : *least;
+}
+
 /* Express the times in units of the longest and round each to so few bits that a common factor in the caller's times leaves no
  * trace: the search, in which ties decide and effort is counted, is then the same whatever the factor. Rounding is relative to each
- * time, not to a common grid: a makespan is a maximum of sums of times, so it changes by no larger a part than they do. */
+ * time, not to a common grid: a makespan is a maximum of sums of times, so it changes by no larger a part than they do. In units of
+ * the longest, those that are FAR below it would have no 40 bits, or be 0: then the unit is less. */
 static tp_status
 round_times(const tp_bmpipe_layers *l, const tp_bmpipe_options *o, tp_arena *arena, rounded *out)
 {
     size_t types = (size_t)l->types, ways = types * (size_t)l->strategies;
     void *memory = NULL;
     TP_TRY(tp_arena_take(arena, 2 * types + ways, sizeof(double), &memory));
-    double *forward = memory, *backward = forward + types, *extra = backward + types, unit_s = o->comm_s;
+    double *forward = memory, *backward = forward + types, *extra = backward + types, least_s = INFINITY, most_s = 0.0;
+    note_time(o->comm_s, &least_s, &most_s);
     for (int t = 0; t < l->types; t++) {
-        unit_s = fmax(unit_s, fmax(l->forward_s[t], l->backward_s[t]));
+        note_time(l->forward_s[t], &least_s, &most_s);
+        note_time(l->backward_s[t], &least_s, &most_s);
         for (int r = 0; r < l->choices[t]; r++)
-            unit_s = fmax(unit_s, l->extra_s[t * l->strategies + r]);
+            note_time(l->extra_s[t * l->strategies + r], &least_s, &most_s);
     }
-    unit_s = unit_s > 0.0 ? unit_s : 1.0;
+    double unit_s = least_s < most_s * FAR ? most_s * LIFT : most_s > 0.0 ? most_s : 1.0;
     for (int t = 0; t < l->types; t++) {
         forward[t] = round_time(l->forward_s[t], unit_s);
         backward[t] = round_time(l->backward_s[t], unit_s);
@@ -200,7 +211,7 @@ solve(tp_bmpipe *p, const tp_bmpipe_layers *layers, const tp_bmpipe_options *opt
         return status;
     double bound_s = p->chunks == 1 ? found.bound_s : found.bound_s * unit_s * (1.0 - ROUNDED);
     plan->lower_bound_s = bound_s < plan->step_time_s ? bound_s : plan->step_time_s;
-    plan->optimal = found.proven;
+    plan->optimal = found.proven && p->chunks == 1; /* of several the bound decides, with the caller's times */
     plan->evaluations = p->evaluations;
     plan->simulations = p->simulations;
     plan->nodes = p->nodes;
@@ -237,7 +248,7 @@ tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options,
     tp_status status = tp_bmpipe_plan_alone(layers, options, out);
     if (status == TP_OK && options->chunks > 1 && out->lower_bound_s < out->step_time_s * (1.0 - CLOSE))
         status = tp_bmpipe_or_groups(layers, options, start_ns, out);
-    if (status == TP_OK) /* a start, or groups, may have come to the bound that the search did not */
+    if (status == TP_OK) /* also where a start, or groups, have come to the bound that the search did not */
         out->optimal |= out->lower_bound_s >= out->step_time_s * (1.0 - 2.0 * (TP_BMPIPE_SLACK + ROUNDED));
     out->seconds = (double)(tp_clock_ns() - start_ns) * 1e-9;
     return status;

@@ -47,8 +47,8 @@ tp_bmpipe_shift(int *cut, int v, int u)
         cut[k] += step;
 }
 
-/* Bytes lacking once a layer of v has moved to u, or as many as `enough`, which it is then not less than: only stages that get other
- * layers are looked at again. *steps: what that took. */
+/* Bytes lacking once a layer of v has moved to u, or, where they are `enough`, at least as many: only stages that get other layers
+ * are looked at again. *steps: what that took. */
 static double
 lack_after(tp_bmpipe_search_room *s, int *cut, int v, int u, double enough, int64_t *steps)
 {
