@@ -100,3 +100,14 @@ def test_sums_that_are_too_large_are_refused_as_they_were_given(name, swap_Bps):
         return
     with pytest.raises(InvalidValueError, match=f"{name} sums to inf: at most 1e300"):
         dawnpiper(dict(nodes, **{name: [1e308] * 4}), 2, 24, 2, swap_bandwidth_Bps=swap_Bps)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-10, 1e-40, 1e-120])
+def test_a_limit_far_below_a_byte_is_kept_beside_tensors_of_one(unit):
+    """What cannot be kept was cut to twice the limit and a byte, beside which a limit of 1e-40 bytes is nothing: plans that need a
+    thousand times as much were called optimal. Bytes may be given in any unit."""
+    nodes = {"fwd_s": [1.0] * 4, "bwd_s": [2.0] * 4, "recompute_s": [1.0] * 4, "param_bytes": [0.0] * 4,
+             "optimizer_bytes": [0.0] * 4, "activation_bytes": [4000 * unit, 5 * unit, 1e45 * unit, 30 * unit]}  # fmt: skip
+    found = dawnpiper(nodes, 2, 24 * unit, 2)
+    assert found.optimal and found.recompute.tolist() == [True, False, True, True] and found.period_s == 8
+    assert found.boundaries == [0, 2, 4] and found.peak_memory_bytes.tolist() == pytest.approx([10 * unit, 0.0], rel=1e-12)

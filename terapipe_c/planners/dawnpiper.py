@@ -109,7 +109,7 @@ def _cut(arrays: tuple[Any, ...], limit: float, swap_Bps: float) -> tuple[Any, .
     """The arrays with no more activation bytes of a node than say that it cannot be kept, nor what is too much of it be swapped in
     the time of recomputing all: beside any more sums would lose the other nodes' bytes."""
     with np.errstate(over="ignore"):                           # the core refuses such sums, in the numbers that were given
-        enough = 2.0 * limit + 1.0 + 2.0 * swap_Bps * float(sum(seconds.sum() for seconds in arrays[:3]))
+        enough = 2.0 * limit + (min(limit, 1.0) or 1.0) + 2.0 * swap_Bps * float(sum(seconds.sum() for seconds in arrays[:3]))
     return (*arrays[:3], np.minimum(arrays[3], enough), *arrays[4:]) if limit >= 0.0 <= swap_Bps and enough < _MOST else arrays
 
 
