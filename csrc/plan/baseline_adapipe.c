@@ -46,7 +46,7 @@ typedef struct {
     int *known;      /* [blocks] extra[i][j] is there for j up to known[i] */
     int *like;       /* [blocks] of how many blocks the table that is made is i's, too */
     int *kind, kinds; /* [stages] neighbours that hold as many micro-batches are of a kind */
-    double *extra;   /* [blocks][kinds][blocks + 1]: least recomputation of [i, j) by stage, INFINITY: it does not fit */
+    double *extra;   /* [blocks][kinds][blocks - i]: least recomputation of [i, j), j > i, by stage, INFINITY: it does not fit */
     int taken;       /* gain[] is of blocks `from` up to here */
     double *gain;    /* [units + 1] seconds avoided */
     double *next;    /* [units + 1] scratch */
@@ -189,8 +189,8 @@ same_from(const ada *p, int from, int i)
 static double *
 extra_at(const ada *p, int k, int i, int j)
 {
-    int64_t n = p->sums->chain->blocks;
-    return &p->extra[(i * p->kinds + p->kind[k]) * (n + 1) + j];
+    int64_t n = p->sums->chain->blocks, before = i * n - (int64_t)i * (i - 1) / 2; /* of earlier i, of a kind */
+    return &p->extra[before * p->kinds + p->kind[k] * (n - i) + (j - i - 1)];
 }
 
 /* gain[] of all blocks up to `end`: only where somebody asks. step: 1, or -1 from the last one back. */
@@ -309,12 +309,12 @@ best_from(ada *p, int k, int i)
 {
     int n = p->sums->chain->blocks, last = k == p->stages - 1, end = n - (p->stages - 1 - k);
     const suffix *behind = &p->best[(k + 1) * (n + 1)];
-    const double *extra = extra_at(p, k, i, 0);
+    const double *extra = extra_at(p, k, i, i + 1); /* by j - i - 1 */
     suffix best = {0};
-    for (int j = last ? n : i + 1; j <= end && extra[j] < INFINITY; j++) {
+    for (int j = last ? n : i + 1; j <= end && extra[j - i - 1] < INFINITY; j++) {
         if (!last && behind[j].cut == 0)
             continue;
-        suffix x = put_before(p, k, i, j, extra[j], &behind[j]);
+        suffix x = put_before(p, k, i, j, extra[j - i - 1], &behind[j]);
         p->steps++;
         if (best.cut == 0 || x.cost < best.cost - 1e-12 * (best.w + best.e)) /* the cost may be negative */
             best = x;
@@ -395,7 +395,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     for (int k = 1; k < stages; k++)
         p.kind[k] = p.kind[k - 1] + (tp_chain_copies(s->chain, stages, k) != tp_chain_copies(s->chain, stages, k - 1));
     p.kinds = p.kind[stages - 1] + 1;
-    TP_ARENA_TAKE(arena, (int64_t)n * (n + 1) * p.kinds, p.extra);
+    TP_ARENA_TAKE(arena, (int64_t)n * (n + 1) / 2 * p.kinds, p.extra);
     TP_ARENA_TAKE(arena, (int64_t)(stages + 1) * (n + 1), p.best);
     TP_TRY(solve_knapsacks(&p));
     TP_TRY(fill_suffixes(&p));
