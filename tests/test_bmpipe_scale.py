@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -207,3 +208,50 @@ def test_times_far_below_those_of_a_way_that_no_plan_takes_are_told_apart(small)
     near = tp.planners.bmpipe(layers, 2, 4, 1e9, chunks=2, time_limit_s=None)
     assert far.optimal and near.optimal and abs(far.step_time_s - near.step_time_s) <= 1e-11 * near.step_time_s
     assert abs(far.lower_bound_s - near.step_time_s) <= 1e-11 * near.step_time_s
+
+
+def rows_of(*types):
+    """(count, forward, backward, static bytes, ((extra, bytes kept), ...)) of each type."""
+    return [{"name": str(t), "count": count, "fwd_s": f, "bwd_s": b, "static_bytes": still,
+             "strategies": [{"extra_bwd_s": extra, "activation_bytes": kept} for extra, kept in ways]}
+            for t, (count, f, b, still, ways) in enumerate(types)]  # fmt: skip
+
+
+def test_highs_does_not_refuse_what_fits_nor_bound_it_above_the_best_plan_where_numbers_lie_far_apart() -> None:
+    """Its tolerances are absolute. It called the first infeasible, and gave the second a bound 1.5 % above the best plan, beside a
+    way that keeps more than the memory. What it may say now is that it finds none."""
+    pytest.importorskip("highspy")
+    first = rows_of((2, 2.8e-9, 1.5e-3, 5.5e7, ((0.0, 2.2e4), (8.4e3, 2.3e4))),
+                    (2, 3.3e11, 1.2e-4, 3.1e-8, ((0.0, 1.1e4), (1.1e-8, 2.6e11))))  # fmt: skip
+    second = rows_of((5, 492367332.19020253, 0.0058, 3.6e-9, ((0.0, 1.8e-12),)),
+                     (1, 3.6e-07, 88221296889.3179, 4.8e-8, ((0.0, 3.9e-5), (416064258262.7912, 2.995786690393182))),
+                     (4, 5682038.497721756, 7.2e-10, 1.5e-7,
+                      ((0.0, 0.00196), (1389792671.724238, 0.0001), (0.13, 0.345))))  # fmt: skip
+    for layers, *asked, chunks in ((first, 2, 2, 409563598391.0, 1), (second, 3, 6, 2.7461585888504665, 2)):
+        best = tp.planners.bmpipe(layers, *asked, chunks=chunks, time_limit_s=None)
+        try:
+            found = tp.planners.bmpipe_highs(layers, *asked, chunks=chunks)
+        except tp.Error as error:
+            assert not isinstance(error, tp.InfeasibleError) and "though there is one, which bmpipe finds" in str(error)
+        else:
+            assert found.lower_bound_s <= best.step_time_s * (1 + 1e-6) and best.step_time_s <= found.step_time_s * (1 + 1e-6)
+    with pytest.raises(tp.InfeasibleError, match="no plan fits into memory_bytes 1 .HiGHS"):
+        tp.planners.bmpipe_highs(first, 2, 2, 1.0)
+
+
+def test_highs_that_loses_its_own_plan_proves_nothing_by_that(monkeypatch) -> None:
+    pytest.importorskip("highspy")
+    module, rounds = sys.modules["terapipe_c.planners.bmpipe_highs"], []
+    solve = module._solve
+
+    def losing(highspy, programme, whole, *more):
+        x, proven = solve(highspy, programme, whole, *more)
+        if not whole:
+            return x, proven
+        rounds.append(x)
+        x[-1] = 0.0                                            # so that it goes on
+        return (x, 0.0) if len(rounds) == 1 else (None, math.inf)
+
+    monkeypatch.setattr(module, "_solve", losing)
+    found = tp.planners.bmpipe_highs(model(6), 3, 6, 3e10, 2)
+    assert len(rounds) == 2 and found.lower_bound_s < 0.999 * found.step_time_s and not found.optimal

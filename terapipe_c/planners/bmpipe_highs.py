@@ -71,6 +71,11 @@ class _Programme:
             comm_s=self.comm_s,
         )  # fmt: skip
         first = len(rows["row_low"]) - len(self.paths)     # they are the last ones
+        # A layer that does not fit by itself is nowhere: beside its numbers HiGHS loses those of the others.
+        row_of = np.repeat(np.arange(len(rows["row_low"])), np.diff(rows["begin"]))
+        too_large = rows["index"][(rows["row_high"][row_of] == 1.0) & (rows["value"] > 1.0 + 1e-9)]
+        rows["high"][too_large] = 0.0
+        rows["value"][np.isin(rows["index"], too_large)] = 0.0
         for values, at in ((rows["cost"], 0), (rows["row_low"], first), (rows["value"], rows["begin"][first])):
             values[at:] *= self.scale
         return rows
@@ -141,8 +146,16 @@ def _solve(
     return np.array(solver.getSolution().col_value), bound
 
 
-def _refuse(memory_bytes: float) -> None:
-    raise _core.InfeasibleError(f"no plan fits into memory_bytes {memory_bytes:.0f} (HiGHS)")
+def _refuse(p: _Programme, memory_bytes: float) -> None:
+    """HiGHS says that no plan fits. Its tolerances are absolute: where numbers lie far apart it says so of what fits, too."""
+    error = _core.InfeasibleError(f"no plan fits into memory_bytes {memory_bytes:.0f} (HiGHS)")
+    try:
+        _core.plan_bmpipe(p.core, p.stages, p.micro_batches, memory_bytes, chunks=p.chunks, comm_s=p.comm_s, time_limit_s=1.0,
+                          effort=1, prove=False)  # fmt: skip
+    except _core.InfeasibleError:
+        raise error from None
+    raise _core.Error(f"HiGHS finds no plan that fits into memory_bytes {memory_bytes:.0f}, though there is one, which bmpipe "
+                      "finds: seconds or bytes lie too far apart for its tolerances")
 
 
 def bmpipe_highs(
@@ -178,8 +191,9 @@ def bmpipe_highs(
         x, proven = _solve(highspy, programme, whole, min(left, 1e7), start, tolerance)
         calls += 1
         if proven == float("inf") and best is None:
-            _refuse(given)
-        bound = max(bound, proven) if tolerance == _TOLERANCES[0] else bound     # a smaller one may lose a plan by rounding
+            _refuse(programme, given)
+        if tolerance == _TOLERANCES[0] and proven < float("inf"):     # a smaller one may lose a plan by rounding; +inf has lost it
+            bound = max(bound, proven)
         if x is None:
             break
         found = np.rint(programme.layers_of(x)) if whole else np.maximum(programme.layers_of(x), 0.0)     # within a tolerance
@@ -260,7 +274,8 @@ def _mps(programme: _Programme) -> str:
     row_of = np.repeat(np.arange(len(low)), np.diff(rows["begin"]))
     entries: list[list[str]] = [[] for _ in columns]
     for row, column, value in zip(row_of.tolist(), rows["index"].tolist(), rows["value"].tolist(), strict=True):
-        entries[column].append(f" {columns[column]} r{row} {value!r}")
+        if value:
+            entries[column].append(f" {columns[column]} r{row} {value!r}")
     entries[-1].append(f" T cost {float(rows['cost'][-1])!r}")
     lines = ["NAME bmpipe FREE", "ROWS", " N cost", *(f" {kind} r{i}" for i, kind in enumerate(kinds.tolist()))]
     lines += ["COLUMNS", " M1 'MARKER' 'INTORG'", *(line for column in entries[:-1] for line in column)]
