@@ -255,3 +255,15 @@ def test_highs_that_loses_its_own_plan_proves_nothing_by_that(monkeypatch) -> No
     monkeypatch.setattr(module, "_solve", losing)
     found = tp.planners.bmpipe_highs(model(6), 3, 6, 3e10, 2)
     assert len(rounds) == 2 and found.lower_bound_s < 0.999 * found.step_time_s and not found.optimal
+
+
+@pytest.mark.parametrize("more", [0, 512, 1000])
+def test_ways_whose_bytes_are_nearly_the_same_are_told_apart(more) -> None:
+    """A point of a front took the place of one with 1e-13 fewer bytes, which of 1024 layers added up to a part of 1e-10: where that
+    did not fit the plan was without layers, took 0 s and was called optimal."""
+    ways = [{"extra_bwd_s": 1.0, "activation_bytes": 1.0}, {"extra_bwd_s": 0.5, "activation_bytes": 1.0 + 0.9e-10}]
+    layers = [{"name": "a", "count": 1024, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 0.0, "strategies": ways}]
+    found = tp.planners.bmpipe(layers, 1, 1, 1024.0 + more * 0.9e-10, time_limit_s=None, effort=1000)
+    quick = found.assignment[0, 1].sum()
+    assert found.layers.sum() == 1024 and more <= quick <= more + 12        # 1e-12 of the limit more
+    assert found.optimal and found.step_time_s == 4096.0 - 0.5 * quick

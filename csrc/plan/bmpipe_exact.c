@@ -556,6 +556,8 @@ tp_bmpipe_exact(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
         TP_TRY(seed_rows(&e));
         TP_TRY(search(&e));
     }
+    if (isinf(e.best_s))
+        return tp_fail(TP_EINTERNAL, "boundaries fit but have no way to recompute");
     for (int x = 0; x < e.stages; x++) {
         const tp_bmpipe_front *front = NULL;
         int from = e.best_cut[x], to = e.best_cut[x + 1];

@@ -12,6 +12,8 @@
  * merge then. */
 enum { MOST = TP_BMPIPE_POINTS, MOST_LATER = 256, MANY = 1 << 22, LATE = 1 << 17 };
 
+static const double SAME = 1e-15; /* relative */
+
 /* Is `next` worth keeping after `last`, the point with next fewer bytes? Sums of the same numbers in another order count as the
  * same point. */
 static int
@@ -20,7 +22,9 @@ is_better(const tp_bmpipe_point *last, const tp_bmpipe_point *next)
     return next->extra_s < last->extra_s * (1.0 - 1e-13);
 }
 
-/* All sums of a parent's point and a strategy, by bytes, dominated ones left out: into p->merge; returns how many. */
+/* All sums of a parent's point and a strategy, by bytes, dominated ones left out: into p->merge; returns how many. A better point
+ * takes the place of one with the same bytes but for the rounding of sums, other than the first, with which an interval is known to
+ * fit: so TP_BMPIPE_LAYERS merges move no point by more than TP_BMPIPE_SLACK. */
 static int
 merge(const tp_bmpipe *p, const tp_bmpipe_front *parent, int type)
 {
@@ -47,7 +51,7 @@ merge(const tp_bmpipe *p, const tp_bmpipe_front *parent, int type)
         tp_bmpipe_point *last = count > 0 ? &p->merge[count - 1] : NULL;
         if (last != NULL && !is_better(last, &next))
             continue;
-        if (last != NULL && next.bytes <= last->bytes * (1.0 + 1e-13))
+        if (count > 1 && next.bytes <= last->bytes * (1.0 + SAME))
             *last = next;
         else
             p->merge[count++] = next;
