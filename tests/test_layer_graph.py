@@ -494,6 +494,16 @@ def test_what_cannot_fit_says_how_many_bytes_short(planner) -> None:
         planner(replace(plain(2, [(0, 1)]), nodes=mixed, devices=8, micro_batches=1))
 
 
+@pytest.mark.parametrize("planner", [piper, parallel_layers], ids=lambda p: p.__name__)
+def test_a_plan_whose_messages_take_for_ever_is_none(planner) -> None:
+    """parallel_layers said of it that Piper's programme does not find it, but parallel_layers does."""
+    way = {1: [LayerVariant("keep", 1.0, 0.0, 0.0, 8.0)]}
+    graph = LayerGraph([LayerNode(0, way), LayerNode(1, way)], [LayerEdge(0, 1, 1e20)], 2, 10.0, 1e-290, 4)
+    with pytest.raises(tp.InfeasibleError, match="bandwidth_Bps is 1e-290, and more would be right"):
+        planner(graph)
+    assert planner(replace(graph, bandwidth_Bps=1e-270)).time_per_sample_s > 1e290
+
+
 def test_the_memory_that_is_named_is_the_least() -> None:
     """The error once blamed memory where devices were short, gave no number where nodes have different degrees, and otherwise named
     the need of one stage."""

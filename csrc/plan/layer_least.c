@@ -36,6 +36,7 @@ typedef struct {
 typedef struct {
     double bytes;
     int stage, stages, nodes, data, tensor;
+    int is_endless; /* a stage of it takes more seconds than there are numbers for */
 } fullest;
 
 /* Least bytes of a node by degree and micro-batches; a degree that it lacks has INFINITY at 0. */
@@ -175,18 +176,21 @@ static fullest
 look(space_search *x)
 {
     fullest most = {.bytes = -1.0};
-    int i = x->space->count - 1, at = x->fronts[i] - 1, stages = 0;
+    int i = x->space->count - 1, at = x->fronts[i] - 1, stages = 0, is_endless = 0;
     for (; i > 0; stages++) {
         const entry *e = &x->front[(int64_t)i * (x->reach + 1) + at];
         tp_layer_pair_fill(x->space, i, e->j, x->pair);
         tp_layer_pack_fill(x->space, x->pair, e->t, e->d, x->pack);
         double bytes = tp_layer_pack_least_bytes(x->pack, (e->s + e->d - 1) / e->d);
+        double a = 0.0, b = 0.0;
+        is_endless |= isinf(tp_layer_pack_fastest(x->pack, &a, &b));
         if (bytes > most.bytes)
-            most = (fullest){bytes, stages, 0, x->pair->nodes, e->d, x->space->degree[e->t]};
+            most = (fullest){bytes, stages, 0, x->pair->nodes, e->d, x->space->degree[e->t], 0};
         i = e->j;
         at = e->from;
     }
     most.stages = stages;
+    most.is_endless = is_endless;
     return most;
 }
 
@@ -243,6 +247,11 @@ find_least(space_search *x)
         }
     }
     TP_TRY(tp_deadline_check_told());
+    if (best.bytes <= limit && best.is_endless)
+        return tp_fail(TP_EINFEASIBLE,
+                       "no plan on %d devices that fits memory_bytes, %.15g, takes so few seconds that there is a number for them: "
+                       "bandwidth_Bps is %g, and more would be right",
+                       g->devices, limit, g->bandwidth_Bps);
     if (best.bytes <= limit)
         return tp_fail(TP_EINFEASIBLE,
                        "Piper's programme found no plan on %d devices that fits memory_bytes, %.15g, though there is one, of "
