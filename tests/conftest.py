@@ -3,8 +3,10 @@ needs one."""
 
 import fcntl
 import gc
+import importlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -62,6 +64,21 @@ def children() -> set[int]:
             if state != "Z":
                 found.add(int(pid))
     return found
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker collects every module, and most of that is pytest's rewriting of asserts: of all modules each rewrites its share
+    first, and has the others' from the files that they left, which PYTHONDONTWRITEBYTECODE would have it do without."""
+    if TURNS is None or [Path(arg) for arg in session.config.args] not in ([ROOT / "tests"], [Path("tests")]):
+        return
+    first, step = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    for path in sorted(ROOT.glob("tests/test_*.py"))[first::step]:
+        try:
+            importlib.import_module(path.stem)
+        except (Exception, pytest.skip.Exception):  # collection meets it again, and tells
+            pass
+    sys.dont_write_bytecode = before
 
 
 def may_share(item: pytest.Item) -> bool:
