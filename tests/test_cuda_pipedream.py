@@ -53,7 +53,7 @@ def test_the_bits_do_not_depend_on_slices_or_the_way_of_messages(fake_nccl, shap
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
 def test_any_order_trains_by_the_versions_that_it_reads(emulation, dtype):
     near, atol = ((5e-6, 3e-4), 1e-4) if dtype == "float32" else ((3e-3, 1e-1), 3e-2)
-    orders_train(25 if dtype == "float32" else 15, (13, 61), 3, near, lambda rng: {"backend": CUDA[dtype]}, atol)
+    orders_train(12 if dtype == "float32" else 8, (13, 61), 3, near, lambda rng: {"backend": CUDA[dtype]}, atol)
 
 
 # two stages on one rank, whose first micro-batches go forward ahead: the first has two versions
@@ -198,7 +198,7 @@ def test_swapped_activations_do_not_show(emulation, untimed, dtype, tmp_path):
     swapping = tp.plan(model, tight, planner="dawnpiper", **request)
     assert any(swapping.swap) and swapping.program.counts["SO"] == swapping.program.counts["SI"] > 0
     keeping = tp.plan(model, wide, planner="uniform", partition=swapping.stages, **{**request, "stages": None})
-    (run, swapped), (_, kept) = (trained(plan, tmp_path / name, devices=[0] * 3, **on)
+    (run, swapped), (_, kept) = (trained(plan, tmp_path / name, steps=3, devices=[0] * 3, **on)     # the last launches graphs
                                  for name, plan in (("swapped", swapping), ("kept", keeping)))
     assert [(r.loss, r.grad_norm) for r in swapped] == [(r.loss, r.grad_norm) for r in kept]
     assert list(run.report().peak_memory_bytes) == swapping.peak_memory_bytes
