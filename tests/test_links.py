@@ -248,7 +248,8 @@ def test_messages_of_two_bytes_a_number_are_bound_as_such():
 @pytest.mark.parametrize("devices_per_node", [2, 4])
 def test_auto_is_never_slower_on_nodes_either(devices_per_node, brief):
     rng = np.random.default_rng(devices_per_node)
-    cluster = dataclasses.replace(CLUSTER, link_latency_s=float(10 ** rng.uniform(-5, -3)), devices_per_node=devices_per_node)
+    cluster = dataclasses.replace(CLUSTER, link_latency_s=float(10 ** rng.uniform(-5, -3)), devices_per_node=devices_per_node,
+                                  num_devices=2 * devices_per_node)
     comparison = tp.compare(MODEL, cluster, batch=4, seq_len=32)
     auto = comparison["auto"].plan
     for row in comparison:
