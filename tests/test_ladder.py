@@ -65,7 +65,7 @@ def test_more_memory_never_hurts(planner):
 @pytest.mark.parametrize("planner, schedule, layers, stages, parts", [
     ("piper", "1f1b", 24, 8, (0.6, 0.64, 0.7, 1.03)), ("adapipe", "gpipe", 48, 8, (0.65, 0.69, 0.72, 1.0)),
     ("bmpipe", "interleaved", 24, 4, (0.7, 0.85, 1.0)), ("terapipe", "1f1b", 24, 8, (0.75, 0.8, 0.9, 1.0)),
-    ("terapipe", "interleaved", 24, 8, (0.7, 0.8, 0.9, 0.95, 1.0))])
+    ("terapipe", "interleaved", 24, 8, (0.7, 0.95, 1.0))])
 def test_more_memory_never_hurts_a_large_request(planner, schedule, layers, stages, parts):
     """Where a ladder was thought to be too much work there was a plan for the limit alone: up to 3 % slower with more memory, and
     terapipe's of two chunks 7.6 %."""
