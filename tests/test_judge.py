@@ -344,7 +344,7 @@ def test_more_memory_never_hurts_a_small_request():
     for _ in range(4):
         model = GPTConfig(n_layer=int(rng.integers(2, 7)), n_head=2, n_embd=16, vocab_size=64, block_size=32)
         cluster = Cluster(num_devices=4, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e9)
-        request = dict(batch=int(rng.integers(1, 6)), seq_len=32, granularity=4, planner="terapipe", executable=True)
+        request = dict(batch=int(rng.integers(1, 6)), seq_len=32, granularity=8, planner="terapipe", executable=True)
         if rng.integers(2):
             request["stages"] = int(rng.integers(2, 5))
         made, before = plan(model, cluster, **request), 0.0
