@@ -24,7 +24,7 @@ def measured(name, out, *words):
 
 
 def test_attention_builds_and_measures_each_direction(tmp_path) -> None:
-    told = measured("attention", tmp_path / "attention.json", "--isa", "portable", "--shapes", "2x16x64x32", "--rounds", "2")
+    told = measured("attention", tmp_path / "attention.json", "--shapes", "2x16x64x32", "--rounds", "2")
     (row,) = told["rows"]
     assert (row["heads"], row["head_dim"], row["tokens"], row["slice"]) == (2, 16, 64, 32)
     assert all(len(row["seconds"][name]) == 2 and row["gflops"][name] > 0 for name in ("product", "forward", "backward"))
