@@ -61,8 +61,9 @@ install: $(VENV)/.installed
 # Three tests at a time where they may share the machine (tests/conftest.py: SHARING): of two on two cores one often waits, for a
 # deadline or another process. PYTEST="-n 0" for one at a time.
 PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-test: check test-c
-	$(PY) tests/c/run --avx512
+# What comes before them is beside each other: mypy has one processor, and so have most of the C tests.
+test:
+	+$(MAKE) --output-sync -j 3 check test-c test-avx512
 	$(VENV)/bin/pytest $(PYTEST)
 
 check: install
