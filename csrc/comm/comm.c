@@ -21,10 +21,13 @@
 #define HOLDS           400                 /* looks, some microseconds, at a reader that is about to drain the ring */
 #define INLINE          (TP_LINE - sizeof(header))
 #define LENT            ((uint64_t)1 << 63) /* among a header's bytes */
+#define WORD_NS         250000000 /* for the word on why a message was cut, which is better than that it was */
 #define SPIN_NS         20000    /* about what a futex sleep and wake cost together */
 #define SPIN_MIDWAY     10       /* times longer within a message: its other end is copying right now */
 #define SPIN_CROWDED_NS 500      /* more ranks than cores: the peer needs this core to go on */
 #define SLEEP_NS        50000000 /* longest sleep before another look at abort word and deadline */
+
+enum { CUT_BY_WRITER = 1, CUT_BY_READER = 2 }; /* bits of a ring's cut */
 
 typedef struct {
     uint64_t tag, bytes;
@@ -156,22 +159,18 @@ push(const ring_comm *c, transfer *t)
     return 1;
 }
 
-static tp_status
-wrong_message(const ring_comm *c, const transfer *t, header sent)
-{
-    return tp_comm_wrong_message(&c->base, t->peer, sent.tag, sent.bytes, t->tag, t->bytes);
-}
-
-/* ECONNECTION: it is another message than the one expected, or lies nowhere. */
+/* ECONNECTION: it is another message than the one expected, or lies nowhere, or is the rest of one that was given up here. */
 static tp_status
 read_first(const ring_comm *c, transfer *t, const unsigned char *line)
 {
     header first;
+    if (atomic_load_explicit(&t->ring->cut, memory_order_relaxed) & CUT_BY_READER)
+        return tp_comm_cut(&c->base, t->peer, 1, 0, 0, 0, 0);
     memcpy(&first, line, sizeof first);
     int lent = (first.bytes & LENT) != 0;
     first.bytes &= ~LENT;
     if (first.tag != t->tag || first.bytes != t->bytes)
-        return wrong_message(c, t, first);
+        return tp_comm_wrong_message(&c->base, t->peer, first.tag, first.bytes, t->tag, t->bytes);
     if (lent)
         memcpy(&t->lent, line + sizeof first, sizeof t->lent);
     if (lent && (t->lent > c->region->bytes || t->bytes > c->region->bytes - t->lent))
@@ -219,6 +218,7 @@ pull(const ring_comm *c, transfer *t, int *moved)
 
 typedef struct {
     int64_t since; /* of the last progress; 0: not yet waiting */
+    int64_t cut;   /* since when it is known that no progress will come */
     int turns, armed;
     uint32_t seen;
 } waiting;
@@ -261,6 +261,13 @@ midway(const transfer *t)
     return t != NULL && t->begun && t->moved < t->bytes;
 }
 
+/* Its other end, or this one, has given up a message in the ring in its middle: this one will not come to its end either. */
+static int
+is_cut(const transfer *t)
+{
+    return t != NULL && !finished(t) && atomic_load(&t->ring->cut) != 0;
+}
+
 /* Call after a look that found nothing to do: spins, then arms the bell (the caller looks once more), then sleeps. */
 static tp_status
 wait_turn(const ring_comm *c, waiting *w, const transfer *out, const transfer *in)
@@ -279,6 +286,11 @@ wait_turn(const ring_comm *c, waiting *w, const transfer *out, const transfer *i
         w->armed = 1;
         return check_abort(c);
     }
+    const transfer *dead = is_cut(in) ? in : is_cut(out) ? out : NULL;
+    if (dead != NULL && w->cut == 0) /* what was written before the cut may have come since the last look */
+        w->cut = tp_clock_ns();
+    else if (dead != NULL && tp_clock_ns() - w->cut > WORD_NS)
+        return tp_comm_cut(&c->base, dead->peer, dead == in, dead->begun, dead->tag, dead->moved, dead->bytes);
     int64_t nap = SLEEP_NS;
     if (c->base.timeout_ns > 0) {
         int64_t left = w->since + c->base.timeout_ns - tp_clock_ns();
@@ -311,6 +323,16 @@ take_posted(const ring_comm *c, const transfer *in, int *moved)
     return TP_OK;
 }
 
+/* What is given up in its middle has another end, which may wait for it. */
+static void
+cut(const ring_comm *c, tp_status status, const transfer *t, uint32_t by)
+{
+    if (status == TP_OK || !midway(t))
+        return;
+    atomic_fetch_or(&t->ring->cut, by);
+    tp_region_ring_bell(t->other, c->shared);
+}
+
 /* Move `out` and `in` (either may be NULL) to their end, whichever can go on first. */
 static tp_status
 drive(const ring_comm *c, transfer *out, transfer *in)
@@ -333,10 +355,8 @@ drive(const ring_comm *c, transfer *out, transfer *in)
             break;
     }
     waiting_over(c, &w);
-    if (status != TP_OK && midway(out))
-        atomic_store_explicit(&out->ring->cut, 1, memory_order_relaxed);
-    if (status != TP_OK && midway(in))
-        atomic_store_explicit(&in->ring->cut, 1, memory_order_relaxed);
+    cut(c, status, out, CUT_BY_WRITER);
+    cut(c, status, in, CUT_BY_READER);
     return status;
 }
 
@@ -356,8 +376,7 @@ begin(const ring_comm *c, int peer, int outward, uint64_t tag, const void *data,
     memcpy(&t->data, &data, sizeof data); /* an outgoing one is only read */
     TP_TRY(check_abort(c));
     if (atomic_load_explicit(&ring->cut, memory_order_relaxed))
-        return tp_fail(TP_ECONNECTION, "an earlier message %s rank %d was given up by rank %d, or by that one, in its middle: none can "
-                                       "follow it", outward ? "to" : "from", peer, rank);
+        return tp_comm_cut(&c->base, peer, !outward, 0, 0, 0, 0);
     return TP_OK;
 }
 

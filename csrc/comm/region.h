@@ -34,7 +34,7 @@ typedef struct {
     alignas(TP_LINE) _Atomic uint64_t head;
     _Atomic uint64_t skip;
     uint64_t capacity; /* bytes of data: lines */
-    _Atomic uint32_t cut; /* a message was given up in its middle: what follows would be taken for its rest */
+    _Atomic uint32_t cut; /* bits: by whom a message was given up in its middle; what follows would be taken for its rest */
     alignas(TP_LINE) _Atomic uint64_t tail;
     alignas(TP_LINE) unsigned char data[];
 } tp_ring;
@@ -141,6 +141,9 @@ tp_comm_gathers_again(const tp_comm *comm);
 /* ECONNECTION: the message that came is not the one that was expected. */
 tp_status
 tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes);
+/* ECONNECTION: the peer has given up a message in its middle; or (not begun) either end an earlier one, which none can follow. */
+tp_status
+tp_comm_cut(const tp_comm *comm, int peer, int inward, int begun, uint64_t tag, size_t moved, size_t bytes);
 #define TP_HELD_TEXT (2 * (TP_DOING_TEXT + 64))
 
 /* "; rank 1 is ...": what the rank is doing for which this one waited, and where that one waits too, directly or through others, for a

@@ -106,6 +106,18 @@ tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t
                    (unsigned long long)sent_bytes, comm->rank, ours, bytes);
 }
 
+tp_status
+tp_comm_cut(const tp_comm *comm, int peer, int inward, int begun, uint64_t tag, size_t moved, size_t bytes)
+{
+    char what[TP_TAG_TEXT];
+    if (!begun)
+        return tp_fail(TP_ECONNECTION, "an earlier message %s rank %d was given up by rank %d, or by that one, in its middle: none can "
+                                       "follow it", inward ? "from" : "to", peer, comm->rank);
+    tp_tag_print(tag, what);
+    return tp_fail(TP_ECONNECTION, "rank %d gave up a message %s rank %d in its middle: %s, of whose %zu bytes %zu have moved, will "
+                                   "never be whole", peer, inward ? "to" : "from", comm->rank, what, bytes, moved);
+}
+
 /* Orders ranks by how likely they hold others up: those that wait for nobody first, then by a count of how far they are. */
 static uint64_t
 suspicion(const tp_region *region, int rank, uint64_t far)

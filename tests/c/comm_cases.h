@@ -29,6 +29,16 @@ pattern(size_t bytes, uint64_t key)
     return data;
 }
 
+/* Of this process alone; its bytes. */
+static size_t
+local_region(const tp_region_shape *shape, void **memory, tp_region **region)
+{
+    size_t bytes;
+    MUST(tp_region_bytes(shape, &bytes) == TP_OK && tp_local_create(bytes, memory) == TP_OK);
+    MUST(tp_region_create(*memory, bytes, shape, region) == TP_OK);
+    return bytes;
+}
+
 static void
 barrier(tp_comm *c)
 {

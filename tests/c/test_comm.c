@@ -10,6 +10,7 @@
 #include "csrc/comm/region.h"
 #include "csrc/comm/tcp.h"
 #include "tests/c/comm_cases.h"
+#include "tests/c/given_up.h"
 #ifdef TP_TEST_MPI
 #include "csrc/comm/mpi.h"
 #endif
@@ -176,16 +177,6 @@ words_that_never_come_are_waited_for_once(void)
     tp_shm_detach(memory, bytes);
 }
 
-/* Of this process alone; its bytes. */
-static size_t
-local_region(const tp_region_shape *shape, void **memory, tp_region **region)
-{
-    size_t bytes;
-    MUST(tp_region_bytes(shape, &bytes) == TP_OK && tp_local_create(bytes, memory) == TP_OK);
-    MUST(tp_region_create(*memory, bytes, shape, region) == TP_OK);
-    return bytes;
-}
-
 /* A writer that goes back to the ring's start says so first, and then what it has written there: a reader who looks in between has
  * nothing to take, and not what was there long ago. */
 static void
@@ -221,36 +212,7 @@ a_writer_that_goes_back_has_written_nothing_yet(void)
     tp_shm_detach(memory, bytes);
 }
 
-/* Of an exchange that is given up in the middle of both messages none can follow either: the rest of what came was taken for a message
- * of its own. */
-static void
-nothing_follows_what_was_given_up_both_ways(void)
-{
-    enum { BYTES = 1 << 20 };
-    const uint8_t pairs[4] = {0, 1, 1, 0};
-    const tp_region_shape shape = {2, pairs, 1 << 14, 64, NULL};
-    const uint64_t header[2] = {7, BYTES};
-    void *memory;
-    tp_region *region;
-    tp_comm *comm;
-    size_t bytes = local_region(&shape, &memory, &region);
-    MUST(tp_comm_open_region(region, 0, "thread", 20000000, &comm) == TP_OK);
-    unsigned char *data = pattern(BYTES, 1), *into = calloc(1, BYTES);
-    tp_ring *ring = tp_region_ring(region, 1, 0); /* in which rank 1 has begun */
-    MUST(into != NULL);
-    memcpy(ring->data, header, sizeof header);
-    ring->head = 2 * TP_LINE;
-    MUST(comm->ops->exchange(comm, 1, 7, data, BYTES, into, BYTES) == TP_ETIMEOUT && ring->tail == ring->head);
-    ring->head += TP_LINE; /* it goes on, with zeros: a message of tag 0 and no bytes */
-    MUST(comm->ops->recv_post(comm, 1, 0, into, 0) == TP_ECONNECTION);
-    MUST(comm->ops->send(comm, 1, 0, data, 0) == TP_ECONNECTION);
-    free(data);
-    free(into);
-    comm->ops->close(comm);
-    tp_shm_detach(memory, bytes);
-}
-
-/* Nor does a device's wait, of which its region has no word, lead on to the very rank that waits: its peer's host may be ahead. */
+/* A device's wait, of which its region has no word, does not lead on to the very rank that waits: its peer's host may be ahead. */
 static void
 nobody_is_told_of_itself(void)
 {
@@ -521,6 +483,7 @@ main(int count, char **words)
         words_that_never_come_are_waited_for_once();
         a_writer_that_goes_back_has_written_nothing_yet();
         nothing_follows_what_was_given_up_both_ways();
+        who_waits_for_what_was_given_up_is_told();
         nobody_is_told_of_itself();
     }
     if (wanted(only, "tcp"))
