@@ -53,7 +53,8 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-MPI_ALONE = ["csrc/comm/mpi.c", "csrc/comm/mpi_messages.c", "csrc/comm/mpi_outbox.c", "csrc/py/mpi_module.c"]  # the first sees MPI
+MPI_ALONE = ["csrc/comm/mpi.c", "csrc/comm/mpi_inbox.c", "csrc/comm/mpi_messages.c", "csrc/comm/mpi_outbox.c",
+             "csrc/py/mpi_module.c"]  # the first sees MPI
 
 
 def core_sources():

@@ -324,3 +324,39 @@ def test_a_fork_sends_nothing_in_the_name_of_the_rank_and_ends(name):
     """
     done = named(name).run([sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", code], 2)
     assert (done.returncode, done.stdout) == (0, "well well "), done.stderr
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+def test_a_message_that_comes_too_late_is_the_next_receives(name):
+    """It was written into the memory of the receive that had given up, and the next one returned with nothing."""
+    code = """if True:
+        import os, sys
+        from terapipe_c import _core, mpi
+        from terapipe_c.environment import find_place
+        place = find_place(os.environ)
+        region = _core.Region.create(2, bytes(4), 0, 64, False)
+        control = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(4), 4096, ports=place.ports, timeout_s=(0.2, 20)[place.rank])
+        comm = mpi.connect(control, place.launcher)
+        for turn, size in enumerate((8, 100_000, 3_000_000)):
+            if place.rank == 0:
+                given_up, into = bytearray(size), bytearray(size)
+                for give_up in (lambda: comm.recv(1, turn, given_up), lambda: comm.exchange(1, 9, b"", given_up)):
+                    try:
+                        give_up()
+                        assert False
+                    except _core.DeadlineError:
+                        pass
+                comm.send(1, turn, b"now")
+                comm.recv(1, turn, into)
+                assert (given_up, into) == (bytes(size), b"x" * size), (turn, into[:8], given_up[:8])
+            else:
+                comm.recv(0, 9, bytearray(0))
+                comm.recv(0, turn, bytearray(3))
+                comm.send(0, turn, b"x" * size)
+            comm.barrier()
+        comm.close()
+        control.close()
+        sys.stdout.write("well ")
+    """
+    done = named(name).run([sys.executable, "-P", "-c", code], 2)
+    assert (done.returncode, done.stdout) == (0, "well well "), done.stderr

@@ -55,9 +55,12 @@ typedef struct {
     /* Take what has come for posted receives by now; never waits. Called between a rank's kernels, so that the sender can go on
      * before the message is needed here. NULL: messages come by themselves (MPI's helper thread, a device), or are staged. */
     tp_status (*progress)(tp_comm *comm);
+    /* Give up whatever receive is posted: its memory is about to go away. What comes for it stays for later ones. NULL: outside of
+     * calls nothing is written, or to a device's memory (bind). */
+    void (*withdraw)(tp_comm *comm);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 9u
+#define TP_COMM_ABI 10u
 #define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {

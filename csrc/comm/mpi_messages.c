@@ -10,46 +10,31 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/comm/mpi_inbox.h"
 #include "csrc/comm/mpi_outbox.h"
 #include "csrc/comm/region.h"
 
-#define ENVELOPE 4096 /* bytes: what MPIs send at once, whether it is awaited or not */
-#define INLINE   (ENVELOPE - sizeof(header))
+#define ENVELOPE TP_ENVELOPE
+#define INLINE   TP_ENVELOPE_INLINE
 #define SPIN_NS  50000 /* a wait looks without a pause at first, */
 #define FLUSH_NS 20000 /* between looks at the end */
 #define LONG_NAP_NS 200000 /* then between naps, the longer the longer it waits: other ranks may need this core */
 #define OUT_NS   100000 /* between two looks of the thread while an outbox holds anything, */
 #define IN_NS    400000 /* while a receive is posted */
 #define IDLE_NS  1000000 /* and while neither is */
-#define GIVE_NS  500000000ll /* for a receive that is being given up */
 #define WORD_NS  1000000000ll /* for the word on why MPI failed */
 
-enum { ENVELOPES, PAYLOADS }; /* tags of MPI; a payload's is PAYLOADS or more */
+typedef tp_envelope_head header;
 
 typedef struct {
-    uint64_t tag, bytes;
-} header;
-
-/* A receive that was posted, and the envelope that is awaited for it. */
-typedef struct {
-    unsigned char *slot; /* ENVELOPE bytes */
-    tp_wire_request envelope, payload;
-    int come; /* the envelope has */
-    uint64_t tag;
-    void *data;
-    size_t bytes;
-} receive;
-
-typedef struct {
-    receive *items; /* [room] a ring */
-    unsigned room, first, count;
-    unsigned left; /* envelopes after these: of receives that are over, for which other messages came */
+    tp_inbox inbox;
     tp_outbox outbox;
 } mpi_link;
 
@@ -99,7 +84,7 @@ static int
 payload_tag(const mpi_comm *c, uint64_t tag, size_t bytes)
 {
     uint64_t mixed = (tag ^ (uint64_t)bytes * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
-    return PAYLOADS + (int)((mixed >> 33) % (uint64_t)(c->wire.most_tag - PAYLOADS));
+    return TP_PAYLOADS + (int)((mixed >> 33) % (uint64_t)(c->wire.most_tag - TP_PAYLOADS));
 }
 
 /* envelope: room for it, payload included where that is short; both stay until the parts are done. */
@@ -112,7 +97,7 @@ start_parts(const mpi_comm *c, const transfer *t, unsigned char *envelope, const
     memcpy(envelope, &head, sizeof head);
     if (with > 0)
         memcpy(envelope + sizeof head, payload, with);
-    TP_TRY(tp_wire_send(&c->wire, t->to, ENVELOPES, envelope, sizeof head + with, &part[0]));
+    TP_TRY(tp_wire_send(&c->wire, t->to, TP_ENVELOPES, envelope, sizeof head + with, &part[0]));
     return with == t->bytes ? TP_OK
                             : tp_wire_send(&c->wire, t->to, payload_tag(c, t->tag, t->bytes), payload, t->bytes, &part[1]);
 }
@@ -130,28 +115,6 @@ put(mpi_comm *c, const transfer *t, const void *data)
 
 /* ---- waiting ---------------------------------------------------------------------------------------------- */
 
-static int
-is_wrong(const receive *r)
-{
-    header head;
-    memcpy(&head, r->slot, sizeof head);
-    return r->come && (head.tag != r->tag || head.bytes != r->bytes);
-}
-
-/* done: the oldest receive is complete, or shown to be wrong. */
-static tp_status
-look_in(mpi_comm *c, int from, int *done)
-{
-    *done = 1;
-    if (from < 0)
-        return TP_OK;
-    receive *r = &c->link[from].items[c->link[from].first];
-    if (!r->come)
-        TP_TRY(tp_wire_test(&r->envelope, &r->come));
-    *done = r->come;
-    return r->come && !is_wrong(r) ? tp_wire_test(&r->payload, done) : TP_OK;
-}
-
 /* Nothing has moved: the abort, the deadline, or a pause. */
 static tp_status
 pause_for(const mpi_comm *c, const transfer *t, int sent, int64_t since)
@@ -159,7 +122,7 @@ pause_for(const mpi_comm *c, const transfer *t, int sent, int64_t since)
     int64_t timeout = c->base.timeout_ns, waited = tp_clock_ns() - since;
     TP_TRY(tp_comm_check_abort(&c->base, c->region));
     if (timeout > 0 && waited >= timeout) {
-        const receive *r = sent ? &c->link[t->from].items[c->link[t->from].first] : NULL;
+        const tp_inbox_receive *r = sent ? tp_inbox_oldest(&c->link[t->from].inbox) : NULL;
         return tp_comm_too_late(&c->base, c->region, r ? t->from : t->to, r != NULL, r ? r->tag : t->tag, 0, r ? r->bytes : t->bytes);
     }
     int64_t nap = waited / 16 > LONG_NAP_NS ? LONG_NAP_NS : waited / 16;
@@ -175,11 +138,12 @@ drive(mpi_comm *c, transfer *t)
 {
     int64_t since = 0;
     for (;;) {
-        int sent = 1, came;
+        int sent = 1, came = 1;
         if (t->to >= 0)
             TP_TRY(heard(c, t->need > 0 ? tp_outbox_find_room(&c->link[t->to].outbox, t->need, &sent)
                                         : tp_outbox_test(t->part, &sent)));
-        TP_TRY(heard(c, look_in(c, t->from, &came)));
+        if (t->from >= 0)
+            TP_TRY(heard(c, tp_inbox_test(&c->link[t->from].inbox, &came)));
         if (sent && came)
             return TP_OK;
         if (since == 0)
@@ -196,16 +160,18 @@ look_in_passing(mpi_comm *c)
 {
     int done = 1;
     int64_t nap = IDLE_NS;
+    if (stuck) /* what MPI would move may be into memory that is gone */
+        return nap;
     for (int peer = 0; peer < c->base.ranks; peer++) {
         mpi_link *l = &c->link[peer];
         (void)!tp_outbox_collect(&l->outbox);
-        if (l->count > 0)
-            (void)!look_in(c, peer, &done);
-        if (l->count > 0 && !done && l->items[l->first].come)
+        if (l->inbox.count > 0)
+            (void)!tp_inbox_test(&l->inbox, &done);
+        if (l->inbox.count > 0 && !done && tp_inbox_oldest(&l->inbox)->come)
             return 0; /* its payload comes in pieces, and the next can be moved at once */
         if (l->outbox.count > 0)
             nap = OUT_NS;
-        else if (l->count > 0 && nap > IN_NS)
+        else if (l->inbox.count > 0 && nap > IN_NS)
             nap = IN_NS;
     }
     tp_wire_look(&c->wire);
@@ -229,84 +195,6 @@ help(void *argument)
     return NULL;
 }
 
-/* ---- receives --------------------------------------------------------------------------------------------- */
-
-static tp_status
-more_room(const mpi_comm *c, mpi_link *l)
-{
-    unsigned room = l->room;
-    void *items = l->items;
-    TP_TRY(tp_comm_more_room(&c->base, &items, sizeof *l->items, &room, &l->first));
-    l->items = items;
-    for (; l->room < room; l->room++) {
-        l->items[l->room].slot = malloc(ENVELOPE);
-        if (l->items[l->room].slot == NULL)
-            return tp_fail(TP_EMEMORY, "no memory for more than %u receives of rank %d", l->room, c->base.rank);
-    }
-    return TP_OK;
-}
-
-static tp_status
-post(mpi_comm *c, int peer, uint64_t tag, void *data, size_t bytes)
-{
-    mpi_link *l = &c->link[peer];
-    if (l->count + l->left == l->room)
-        TP_TRY(more_room(c, l));
-    receive *r = &l->items[(l->first + l->count) % l->room];
-    r->tag = tag;
-    r->data = data;
-    r->bytes = bytes;
-    r->payload = (tp_wire_request){0};
-    if (l->left == 0) {
-        r->come = 0;
-        TP_TRY(tp_wire_recv(&c->wire, peer, ENVELOPES, r->slot, ENVELOPE, &r->envelope));
-    }
-    l->left -= l->left > 0;
-    l->count++;
-    return bytes > INLINE ? tp_wire_recv(&c->wire, peer, payload_tag(c, tag, bytes), data, bytes, &r->payload) : TP_OK;
-}
-
-/* A receive whose message has begun to come is awaited, for a while. */
-static void
-give_up(tp_wire_request *request)
-{
-    int done = !request->live || stuck;
-    tp_wire_cancel(request);
-    for (int64_t until = tp_clock_ns() + GIVE_NS; !done && tp_clock_ns() < until;)
-        if (tp_wire_test(request, &done) != TP_OK)
-            break;
-    stuck |= request->live;
-}
-
-/* The oldest receive is done with, well or not; a message that was not the expected one stays for the next receive. */
-static tp_status
-take_oldest(mpi_comm *c, int peer)
-{
-    mpi_link *l = &c->link[peer];
-    receive *r = &l->items[l->first], expected = *r;
-    header head;
-    l->count--;
-    if (!is_wrong(r)) {
-        if (r->bytes > 0 && r->bytes <= INLINE)
-            memcpy(r->data, r->slot + sizeof head, r->bytes);
-        l->first = (l->first + 1) % l->room;
-        return TP_OK;
-    }
-    memcpy(&head, r->slot, sizeof head);
-    untaken = 1;
-    give_up(&expected.payload);
-    for (unsigned i = 0; i < l->count; i++) { /* the envelopes stay where they are, what is expected moves up */
-        receive *to = &l->items[(l->first + i) % l->room], *from = &l->items[(l->first + i + 1) % l->room];
-        to->payload = from->payload;
-        to->tag = from->tag;
-        to->data = from->data;
-        to->bytes = from->bytes;
-    }
-    l->items[(l->first + l->count) % l->room].payload = (tp_wire_request){0};
-    l->left++;
-    return tp_comm_wrong_message(&c->base, peer, head.tag, head.bytes, expected.tag, expected.bytes);
-}
-
 /* ---- the vtable ------------------------------------------------------------------------------------------- */
 
 static void
@@ -326,6 +214,8 @@ begin(mpi_comm *c, int peer)
     TP_TRY(tp_comm_check_abort(&c->base, c->region));
     if (stuck)
         return tp_fail(TP_ETIMEOUT, "rank %d has an earlier message that was never taken: none can follow it", c->base.rank);
+    if (c->link[peer].inbox.cut)
+        return tp_comm_cut(&c->base, peer, 1, 0, 0, 0, 0);
     take_lock(c);
     return TP_OK;
 }
@@ -337,13 +227,31 @@ leave(mpi_comm *c, tp_status status)
     return status;
 }
 
+/* It is done with, well or not (driven: how it went). */
+static tp_status
+take_oldest(mpi_comm *c, int peer, tp_status driven)
+{
+    tp_inbox *box = &c->link[peer].inbox;
+    header sent;
+    char why[1024];
+    if (box->count == 0 || (driven == TP_OK && tp_inbox_take(box)))
+        return driven;
+    const tp_inbox_receive expected = *tp_inbox_oldest(box);
+    snprintf(why, sizeof why, "%s", tp_error_message()); /* others may fail on the way */
+    memcpy(&sent, expected.slot, sizeof sent);
+    untaken |= driven == TP_OK;
+    tp_inbox_drop(box, &stuck);
+    return driven != TP_OK ? tp_fail(driven, "%s", why)
+                           : tp_comm_wrong_message(&c->base, peer, sent.tag, sent.bytes, expected.tag, expected.bytes);
+}
+
 /* Wait for what has begun well. Otherwise the caller has its memory back though MPI may read it still. */
 static tp_status
 complete(mpi_comm *c, tp_status begun, transfer *t)
 {
     tp_status status = begun == TP_OK ? drive(c, t) : begun;
-    if (status == TP_OK && t->from >= 0)
-        status = take_oldest(c, t->from);
+    if (t->from >= 0)
+        status = take_oldest(c, t->from, status);
     stuck |= t->part[0].live || t->part[1].live;
     return status;
 }
@@ -373,9 +281,16 @@ mpi_reserve(tp_comm *comm, int peer, unsigned posted)
     mpi_comm *c = (mpi_comm *)comm;
     TP_TRY(begin(c, peer));
     tp_status status = tp_outbox_open(&c->link[peer].outbox, c->outbox_bytes); /* who receives from a rank sends to it */
-    while (status == TP_OK && c->link[peer].room < posted)
-        status = more_room(c, &c->link[peer]);
+    while (status == TP_OK && c->link[peer].inbox.room < posted)
+        status = tp_inbox_more_room(&c->link[peer].inbox, comm);
     return leave(c, status);
+}
+
+static tp_status
+post(mpi_comm *c, int peer, uint64_t tag, void *data, size_t bytes)
+{
+    const tp_inbox_receive wanted = {.tag = tag, .data = data, .bytes = bytes};
+    return tp_inbox_post(&c->link[peer].inbox, &c->base, &c->wire, peer, payload_tag(c, tag, bytes), &wanted);
 }
 
 static tp_status
@@ -391,7 +306,7 @@ mpi_recv_wait(tp_comm *comm, int peer)
 {
     mpi_comm *c = (mpi_comm *)comm;
     transfer t = {.to = -1, .from = peer};
-    TP_TRY(tp_comm_check_posted(comm, peer, peer < 0 || peer >= comm->ranks ? 0 : c->link[peer].count));
+    TP_TRY(tp_comm_check_posted(comm, peer, peer < 0 || peer >= comm->ranks ? 0 : c->link[peer].inbox.count));
     TP_TRY(begin(c, peer));
     return leave(c, complete(c, TP_OK, &t));
 }
@@ -402,7 +317,7 @@ mpi_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_t
     mpi_comm *c = (mpi_comm *)comm;
     transfer t = {.to = peer, .from = peer, .tag = tag, .bytes = out_bytes};
     TP_TRY(tp_comm_check_peer(comm, peer));
-    TP_TRY(tp_comm_check_idle(comm, peer, c->link[peer].count));
+    TP_TRY(tp_comm_check_idle(comm, peer, c->link[peer].inbox.count));
     TP_TRY(begin(c, peer));
     tp_status status = post(c, peer, tag, in_data, in_bytes);
     if (status == TP_OK)
@@ -433,17 +348,6 @@ flush_outbox(mpi_comm *c, mpi_link *l)
     }
 }
 
-static void
-give_receives(mpi_link *l)
-{
-    for (unsigned i = 0; i < l->count + l->left; i++) {
-        receive *r = &l->items[(l->first + i) % l->room];
-        give_up(&r->payload);
-        give_up(&r->envelope);
-    }
-    l->count = l->left = 0;
-}
-
 /* Whether all ranks may free what is MPI's: all do, or none. MPI may wait for the others in that; and it ends a process that
  * frees a communicator, or MPI, over a message that nobody took. */
 static int
@@ -458,13 +362,24 @@ agree(mpi_comm *c)
 }
 
 static void
+mpi_withdraw(tp_comm *comm)
+{
+    mpi_comm *c = (mpi_comm *)comm;
+    if (c->owner != getpid())
+        return;
+    take_lock(c);
+    for (int peer = 0; peer < comm->ranks; peer++)
+        while (c->link[peer].inbox.count > 0)
+            tp_inbox_drop(&c->link[peer].inbox, &stuck);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void
 give_memory(mpi_comm *c)
 {
     for (int peer = 0; peer < c->base.ranks; peer++) {
         mpi_link *l = &c->link[peer];
-        for (unsigned i = 0; i < l->room; i++)
-            free(l->items[i].slot);
-        free(l->items);
+        tp_inbox_close(&l->inbox);
         free(l->outbox.memory);
     }
     free(c->link);
@@ -481,7 +396,7 @@ mpi_close(tp_comm *comm)
     take_lock(c);
     for (int peer = 0; peer < comm->ranks; peer++) {
         flush_outbox(c, &c->link[peer]);
-        give_receives(&c->link[peer]);
+        untaken |= tp_inbox_end(&c->link[peer].inbox, &stuck);
     }
     pthread_mutex_unlock(&c->lock);
     int good = c->open && agree(c);
@@ -503,7 +418,8 @@ static const tp_comm_ops mpi_ops = {.abi = TP_COMM_ABI,
                                     .exchange = mpi_exchange,
                                     .allgather = mpi_allgather,
                                     .close = mpi_close,
-                                    .reserve = mpi_reserve};
+                                    .reserve = mpi_reserve,
+                                    .withdraw = mpi_withdraw};
 
 /* As all ranks do, which may not come: it ends with the abort and the deadline, too. */
 static tp_status

@@ -340,7 +340,7 @@ tcp_progress(tp_comm *comm)
 
 static const tp_comm_ops tcp_ops = {TP_COMM_ABI,   "tcp",        tcp_send,      tcp_recv_post,
                                     tcp_recv_wait, tcp_exchange, tcp_allgather, tcp_close,     NULL,         NULL, 0,
-                                    tcp_reserve,   NULL,         NULL,          NULL,          tcp_progress};
+                                    tcp_reserve,   NULL,         NULL,          NULL,          tcp_progress,  NULL};
 
 static tp_status
 check(const tp_tcp_config *config, const tp_region *region)

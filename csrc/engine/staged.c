@@ -93,6 +93,14 @@ staged_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
 }
 
 static void
+staged_withdraw(tp_comm *comm)
+{
+    tp_comm *inner = ((staged_comm *)comm)->inner;
+    if (inner->ops->withdraw != NULL)
+        inner->ops->withdraw(inner);
+}
+
+static void
 staged_close(tp_comm *comm)
 {
     staged_comm *self = (staged_comm *)comm;
@@ -116,7 +124,8 @@ tp_engine_stage_comm(tp_comm *inner, tp_device *device, tp_comm **out)
                                     .recv_wait = staged_recv_wait,
                                     .exchange = staged_exchange,
                                     .allgather = staged_allgather,
-                                    .close = staged_close};
+                                    .close = staged_close,
+                                    .withdraw = staged_withdraw};
     staged_comm *self = calloc(1, sizeof *self);
     if (self == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a communicator");

@@ -382,5 +382,12 @@ tp_engine_fail(tp_engine *engine, tp_status status)
 {
     if (status != TP_OK && status != TP_EABORTED && engine->config.region != NULL)
         tp_region_abort(engine->config.region, status, engine->first + engine->config.rank, tp_error_message());
+    tp_comm *comm = engine->config.comm;
+    if (status != TP_OK && comm != NULL && comm->ops->withdraw != NULL) { /* the engine's memory may be given back from now on */
+        tp_error_state reason;
+        tp_error_save(&reason);
+        comm->ops->withdraw(comm);
+        tp_error_restore(&reason);
+    }
     return status;
 }

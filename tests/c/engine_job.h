@@ -235,6 +235,8 @@ run_rank(void *argument)
     MUST(tp_heap_peak_bytes(heap) == bytes);
     if (j->status[rank] == TP_OK)
         leave(engine, j);
+    /* a rank that fails gives up what it has posted while its memory is there, unless it failed outside its engine */
+    MUST(watched == NULL || rank == j->quits || (watched->withdrawn > 0) == (j->status[rank] != TP_OK));
     if (watched != NULL && j->cut->ranks > 1 && j->status[rank] == TP_OK) /* each slice waits for the reader of its own rows */
         MUST(watched->lent > 0 && (j->lends == 0 || watched->slices == j->lends));
     tp_engine_close(engine);

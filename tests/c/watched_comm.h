@@ -25,6 +25,7 @@ typedef struct {
     tp_comm *inner;
     watched_loan *out; /* what is not known to be back */
     int64_t lent;
+    int withdrawn;
     unsigned slices; /* bit s: of such messages of slice s some were asked back */
 } watched_comm;
 
@@ -147,6 +148,12 @@ watched_progress(tp_comm *comm)
     return w->inner->ops->progress == NULL ? TP_OK : w->inner->ops->progress(w->inner);
 }
 
+static void
+watched_withdraw(tp_comm *comm)
+{
+    ((watched_comm *)comm)->withdrawn++;
+}
+
 static watched_comm *
 watch(tp_comm *inner)
 {
@@ -162,7 +169,8 @@ watch(tp_comm *inner)
                                     .arena = watched_arena,
                                     .lend = watched_lend,
                                     .reclaim = watched_reclaim,
-                                    .progress = watched_progress};
+                                    .progress = watched_progress,
+                                    .withdraw = watched_withdraw};
     watched_comm *w = calloc(1, sizeof *w);
     MUST(w != NULL);
     w->base = *inner;
