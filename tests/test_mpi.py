@@ -335,7 +335,8 @@ def test_a_message_that_comes_too_late_is_the_next_receives(name):
         from terapipe_c.environment import find_place
         place = find_place(os.environ)
         region = _core.Region.create(2, bytes(4), 0, 64, False)
-        control = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(4), 4096, ports=place.ports, timeout_s=(0.2, 20)[place.rank])
+        control = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(4), 4096, ports=place.ports,
+                                 timeout_s=(0.2, 20.0)[place.rank])
         comm = mpi.connect(control, place.launcher)
         for turn, size in enumerate((8, 100_000, 3_000_000)):
             if place.rank == 0:

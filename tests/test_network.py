@@ -429,6 +429,46 @@ def test_what_a_fork_opens_in_the_place_of_connections_is_its_forks_too():
     assert subprocess.run(words, check=False, timeout=60).returncode == 0
 
 
+def test_a_fork_loses_its_connections_where_no_descriptor_is_left():
+    """It kept them all, having none for what it puts in their place: while it lived, the others missed nobody."""
+    code = """if True:
+        import os, resource, sys, threading
+        from pathlib import Path
+        from terapipe_c import _core
+        port, comms = int(sys.argv[1]), [None] * 2
+
+        def meet(rank):
+            region = _core.Region.create(2, bytes(4), 0, 64, False)
+            comms[rank] = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 0]), 64, timeout_s=20.0)
+
+        def connections():
+            mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}")}
+            rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+            return sum(f"socket:[{row[9]}]" in mine for row in rows)
+
+        threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert connections() == 4
+        os.closerange(64, 256)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        files = []
+        try:
+            while True:
+                files.append(os.open(os.devnull, os.O_WRONLY))
+        except OSError:
+            pass
+        if not os.fork():
+            os.close(files.pop())       # to look
+            os._exit(connections())
+        os.close(files.pop())
+        assert os.wait()[1] == 0 and connections() == 4
+        os._exit(0)
+    """
+    words = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", code, str(free_port())]
+    assert subprocess.run(words, check=False, timeout=60).returncode == 0
+
+
 def test_who_has_no_descriptor_for_a_rank_says_so():
     """It said that ranks did not come, after it had looked for them without a pause until it gave up."""
     port = free_port()

@@ -24,16 +24,28 @@ after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* Nothing is heard at fd any more; -1: it is closed, since there can be nothing. A process that has all descriptors it may have has that
+ * one. */
+static int
+unplug(int fd)
+{
+    close(fd);
+    int none = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (none < 0 || none == fd)
+        return none;
+    (void)dup3(none, fd, O_CLOEXEC);
+    close(none);
+    return fd;
+}
+
 static void
 in_the_fork(void)
 {
-    int none = first != NULL ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
-    for (const tp_links *one = first; none >= 0 && one != NULL; one = one->next)
+    int none = -1;
+    for (const tp_links *one = first; one != NULL; one = one->next)
         for (int i = 0; i < 2 * one->ranks; i++)
-            if (one->control[i] >= 0)
-                (void)dup3(none, one->control[i], O_CLOEXEC);
-    if (none >= 0)
-        close(none);
+            if (one->control[i] >= 0 && (none < 0 || dup3(none, one->control[i], O_CLOEXEC) < 0))
+                none = unplug(one->control[i]);
     first = NULL; /* lost once: a fork of this one may have files of its own at those numbers */
     pthread_mutex_unlock(&lock);
 }
