@@ -60,6 +60,19 @@ check_shape(const tp_region_shape *shape)
     return TP_OK;
 }
 
+/* Where all begins but each ring and arena: of so many ranks, rings and bytes that are gathered. */
+static void
+lay_out_parts(tp_region *plan, uint64_t rings)
+{
+    uint64_t ranks = (uint64_t)plan->ranks;
+    plan->ranks_at = lines(sizeof *plan);
+    plan->table_at = plan->ranks_at + ranks * sizeof(tp_region_rank);
+    plan->places_at = lines(plan->table_at + ranks * ranks * sizeof(int32_t));
+    plan->arenas_at = lines(plan->places_at + rings * sizeof(uint64_t));
+    plan->gather_at = lines(plan->arenas_at + (ranks + 1) * sizeof(uint64_t));
+    plan->rings_at = plan->gather_at + 2 * ranks * (plan->gather_bytes + TP_LINE);
+}
+
 static tp_status
 lay_out(const tp_region_shape *shape, tp_region *plan)
 {
@@ -72,12 +85,7 @@ lay_out(const tp_region_shape *shape, tp_region *plan)
     plan->ranks = shape->ranks;
     plan->ring_bytes = lines(shape->ring_bytes < TP_RING_FLOOR ? TP_RING_FLOOR : shape->ring_bytes);
     plan->gather_bytes = lines(shape->max_gather_bytes);
-    plan->ranks_at = lines(sizeof *plan);
-    plan->table_at = plan->ranks_at + ranks * sizeof(tp_region_rank);
-    plan->places_at = lines(plan->table_at + square * sizeof(int32_t));
-    plan->arenas_at = lines(plan->places_at + rings * sizeof(uint64_t));
-    plan->gather_at = lines(plan->arenas_at + (ranks + 1) * sizeof(uint64_t));
-    plan->rings_at = plan->gather_at + 2 * ranks * (plan->gather_bytes + TP_LINE);
+    lay_out_parts(plan, rings);
     if (rings > 0 && (UINT64_MAX / 4) / rings < plan->ring_bytes + sizeof(tp_ring))
         return tp_fail(TP_EVALUE, "%llu rings of %zu bytes do not fit in an address space", (unsigned long long)rings,
                        shape->ring_bytes);
@@ -134,6 +142,51 @@ tp_region_create(void *memory, size_t bytes, const tp_region_shape *shape, tp_re
     return TP_OK;
 }
 
+/* Rings lie one behind the other, and arenas behind them, within the region. */
+static int
+holds_its_parts(const tp_region *region, uint64_t rings)
+{
+    const uint64_t *places = (const uint64_t *)((uintptr_t)region + region->places_at);
+    const uint64_t *arenas = (const uint64_t *)((uintptr_t)region + region->arenas_at);
+    uint64_t at = region->rings_at;
+    for (uint64_t i = 0; i < rings; i++) {
+        if (places[i] != at || region->bytes - at < sizeof(tp_ring))
+            return 0;
+        uint64_t capacity = ((const tp_ring *)((uintptr_t)region + at))->capacity;
+        at += sizeof(tp_ring);
+        if (capacity < TP_RING_FLOOR || capacity % TP_LINE != 0 || capacity > region->bytes - at)
+            return 0;
+        at += capacity;
+    }
+    for (int rank = 0; rank <= region->ranks; at = arenas[rank++])
+        if (arenas[rank] < at || arenas[rank] > region->bytes || arenas[rank] % TP_ARENA_ALIGN != 0)
+            return 0;
+    return 1;
+}
+
+/* Nobody reads or writes beyond it, whatever damaged its head. */
+static int
+is_sound(const tp_region *region)
+{
+    tp_region plan = {.ranks = region->ranks, .gather_bytes = region->gather_bytes};
+    uint64_t rings = 0, square = (uint64_t)region->ranks * (uint64_t)region->ranks;
+    if (region->ranks < 1 || region->ranks > TP_REGION_RANKS || region->gather_bytes > (uint64_t)1 << 49)
+        return 0;
+    lay_out_parts(&plan, 0);
+    if (region->table_at != plan.table_at || plan.places_at > region->bytes)
+        return 0;
+    const int32_t *table = (const int32_t *)((uintptr_t)region + region->table_at);
+    for (uint64_t i = 0; i < square; i++) {
+        if (table[i] != -1 && table[i] != (int32_t)rings)
+            return 0;
+        rings += table[i] >= 0;
+    }
+    lay_out_parts(&plan, rings);
+    return region->ranks_at == plan.ranks_at && region->places_at == plan.places_at && region->gather_at == plan.gather_at &&
+           region->arenas_at == plan.arenas_at && region->rings_at == plan.rings_at && region->bytes >= plan.rings_at &&
+           holds_its_parts(region, rings);
+}
+
 tp_status
 tp_region_attach(void *memory, size_t bytes, tp_region **out)
 {
@@ -145,6 +198,9 @@ tp_region_attach(void *memory, size_t bytes, tp_region **out)
     if (region->bytes > bytes)
         return tp_fail(TP_EVALUE, "the region has %llu bytes, its memory only %zu", (unsigned long long)region->bytes,
                        bytes);
+    if (!is_sound(region))
+        return tp_fail(TP_EVALUE, "the region of %d ranks and %llu bytes is damaged: its parts do not lie where they would; one that is as "
+                       "it was made would be right", region->ranks, (unsigned long long)region->bytes);
     *out = region;
     return TP_OK;
 }

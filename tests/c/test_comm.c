@@ -417,6 +417,37 @@ memory_is_refused(void)
     tp_shm_detach(memory, 1 << 16);
 }
 
+/* Whatever word of its head, of its table, or before a ring is not what it was, nobody attaches to it: a rank died of SIGSEGV in it. */
+static void
+a_damaged_region_is_refused(void)
+{
+    const uint8_t pairs[4] = {0, 1, 2, 0};
+    const size_t arenas[2] = {4096, 1};
+    const tp_region_shape shape = {2, pairs, 1 << 14, 64, arenas};
+    const uint64_t wrong[] = {0, 1, 5000, (uint64_t)1 << 31, (uint64_t)1 << 40, UINT64_MAX};
+    void *memory;
+    tp_region *region, *found;
+    size_t bytes = local_region(&shape, &memory, &region);
+    uint64_t *words[] = {&region->ranks_at, &region->table_at, &region->places_at, &region->gather_at, &region->rings_at,
+                         &region->arenas_at, &region->gather_bytes, &region->bytes, &tp_region_ring(region, 0, 1)->capacity,
+                         &tp_region_ring(region, 1, 0)->capacity, (uint64_t *)((uintptr_t)region + region->places_at) + 1,
+                         (uint64_t *)((uintptr_t)region + region->arenas_at), (uint64_t *)((uintptr_t)region + region->arenas_at) + 2,
+                         (uint64_t *)((uintptr_t)region + region->table_at)};
+    MUST(tp_region_attach(memory, bytes, &found) == TP_OK && found == region);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+            uint64_t before = *words[i];
+            *words[i] = wrong[k];
+            MUST(tp_region_attach(memory, bytes, &found) == TP_EVALUE && (HOLDS("is damaged") || HOLDS("its memory only")));
+            *words[i] = before;
+        }
+    for (int32_t ranks = -1; ranks < 5000; ranks += 2) {
+        region->ranks = ranks;
+        MUST(tp_region_attach(memory, bytes, &found) == TP_EVALUE && HOLDS("is damaged"));
+    }
+    tp_shm_detach(memory, bytes);
+}
+
 /* All sizes arrive whole from any address and nothing beyond them changes, in both ways; the way that is clearly faster is taken,
  * and the other one looked at now and then. */
 static void
@@ -478,6 +509,7 @@ main(int count, char **words)
     if (wanted(only, "shm"))
         memory_is_refused();
     if (wanted(only, "thread")) {
+        a_damaged_region_is_refused();
         paces();
         words_of_a_slow_one_are_waited_for();
         words_that_never_come_are_waited_for_once();
