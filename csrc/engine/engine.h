@@ -115,6 +115,8 @@ tp_engine_close(tp_engine *engine);
 /* Before that, where the communicator is still open: it gives back what it has of the device. */
 void
 tp_engine_unbind(tp_engine *engine);
+int
+tp_engine_is_bound(const tp_engine *engine);
 /* EABORTED once the region is aborted, in its words. A call of this room that is told to stop (csrc/base/deadline.h) meanwhile ends
  * as soon, with EABORTED; the stages are good for nothing then. */
 TP_MUST_USE tp_status

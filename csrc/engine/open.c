@@ -342,6 +342,12 @@ tp_engine_unbind(tp_engine *engine)
         comm->bound = engine->bound = 0; /* else it has said so: nothing is left to do about it */
 }
 
+int
+tp_engine_is_bound(const tp_engine *engine)
+{
+    return engine->bound;
+}
+
 void
 tp_engine_close(tp_engine *engine)
 {

@@ -1,6 +1,7 @@
 /* _core.Comm: one rank's end of a _core.Region, or of another transport. */
 #include "csrc/py/comm.h"
 
+#include "csrc/base/clock.h"
 #include "csrc/py/region.h"
 #include "csrc/sched/sched.h"
 
@@ -8,6 +9,8 @@
 #include <structmember.h>
 
 _Static_assert(TP_TAG_OPS == TP_OPS, "csrc/comm/region.c has one word per instruction, in the order of TP_OP_MAP");
+
+#define TURN_NS 1000000ll /* between two looks at what another thread uses */
 
 typedef struct {
     PyObject_HEAD tp_comm *comm;
@@ -104,16 +107,23 @@ mark(comm_object *self, int busy)
         self->busy = busy;
 }
 
+static int
+is_busy(const comm_object *self)
+{
+    int busy = 0;
+    for (; self != NULL; self = (comm_object *)self->beneath)
+        busy |= self->busy;
+    return busy;
+}
+
 /* It, and what it stands on, for this thread alone. */
 static int
 take(comm_object *self)
 {
-    for (comm_object *one = self; one != NULL; one = (comm_object *)one->beneath)
-        if (one->busy) {
-            PyErr_SetString(PyExc_RuntimeError,
-                            "this communicator is in use by another thread: one thread at a time would be right");
-            return -1;
-        }
+    if (is_busy(self)) {
+        PyErr_SetString(PyExc_RuntimeError, "this communicator is in use by another thread: one thread at a time would be right");
+        return -1;
+    }
     mark(self, 1);
     return 0;
 }
@@ -368,6 +378,21 @@ int
 tp_py_comm_hold(PyObject *object)
 {
     return tp_py_comm_of(object) == NULL ? -1 : enter((comm_object *)object);
+}
+
+int
+tp_py_comm_hold_in_turn(PyObject *object)
+{
+    comm_object *self = (comm_object *)object;
+    while (self->comm != NULL && is_busy(self)) {
+        Py_BEGIN_ALLOW_THREADS
+        tp_clock_sleep_until(tp_clock_ns() + TURN_NS);
+        Py_END_ALLOW_THREADS
+    }
+    if (self->comm == NULL)
+        return -1;
+    mark(self, 1);
+    return 0;
 }
 
 void

@@ -12,6 +12,10 @@ tp_py_comm_of(PyObject *object);
  * (closed) or RuntimeError (in use by another thread). */
 int
 tp_py_comm_hold(PyObject *object);
+/* The same for who has its device, and goes away: it waits for the other thread, and it may be alone (comm.h). -1: it is closed, and no
+ * exception. */
+int
+tp_py_comm_hold_in_turn(PyObject *object);
 void
 tp_py_comm_let_go(PyObject *object);
 /* The region in a _core.Region, or in the one a _core.Comm stands on; NULL with TypeError. */

@@ -90,8 +90,12 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (status == TP_OK) {
         tp_py_away away;
         self->region = config.region;
+        if (comm != Py_None && tp_py_comm_hold(comm) < 0)
+            goto failed;
         tp_py_leave_rank(&away, config.region);
         status = tp_py_back(&away, tp_engine_open(&config, self->heap, &self->engine));
+        if (comm != Py_None)
+            tp_py_comm_let_go(comm);
     }
     if (status == TP_OK)
         return (PyObject *)self;
@@ -106,13 +110,14 @@ static void
 unbind(engine_object *self)
 {
     PyObject *type, *value, *traceback;
-    if (self->engine == NULL || self->comm == NULL || self->comm == Py_None)
+    if (self->engine == NULL || !tp_engine_is_bound(self->engine))
         return;
     PyErr_Fetch(&type, &value, &traceback);
-    if (tp_py_comm_of(self->comm) != NULL) { /* what ends NCCL's communicators waits for other ranks, and may hang */
+    if (tp_py_comm_hold_in_turn(self->comm) == 0) { /* what ends NCCL's communicators waits for other ranks, and may hang */
         Py_BEGIN_ALLOW_THREADS
         tp_engine_unbind(self->engine);
         Py_END_ALLOW_THREADS
+        tp_py_comm_let_go(self->comm);
     }
     PyErr_Restore(type, value, traceback);
 }
@@ -166,10 +171,12 @@ engine_emulated(PyObject *type, PyObject *args, PyObject *kwargs)
     self->comm = Py_NewRef(comm);
     tp_comm *link = comm == Py_None ? NULL : tp_py_comm_of(comm);
     tp_region *region = comm == Py_None ? NULL : tp_py_region_of(comm);
-    tp_status status = PyErr_Occurred() ? TP_ETYPE : tp_heap_open(0, &self->heap);
+    tp_status status = PyErr_Occurred() || (link != NULL && tp_py_comm_hold(comm) < 0) ? TP_ETYPE : tp_heap_open(0, &self->heap);
     self->region = region;
     if (status == TP_OK)
         status = tp_engine_open_emulated(code, rank, &self->costs->durations, link, region, self->heap, &self->engine);
+    if (link != NULL && !PyErr_Occurred())
+        tp_py_comm_let_go(comm);
     if (status == TP_OK)
         return (PyObject *)self;
     tp_py_raise(state, status);

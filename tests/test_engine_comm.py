@@ -1,0 +1,44 @@
+"""An engine, and who else would use its communicator meanwhile."""
+import threading
+import time
+
+import pytest
+from test_engine import partition_of, problem, region_for
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.engine import RankEngine
+from terapipe_c.schedule import tables
+
+
+@pytest.mark.parametrize("kind", ["engine", "emulated"])
+def test_no_engine_opens_on_a_communicator_that_another_thread_uses(kind):
+    """It made room for its receives in memory that a wait was reading, and another thread could close what it opened on."""
+    model, params, _ = problem(1, 8)
+    partition, slicing = partition_of(model, [3]), [(1, [8])]
+    program = tp.schedules.gpipe(2, 1, [1]).split().lower(True)
+    comm = _core.Comm(region_for(model, partition, slicing, program), 0, 1.0)
+
+    def opened():
+        if kind == "engine":
+            return RankEngine(model, partition, slicing, program, 0, comm)
+        return _core.Engine.emulated(program, 0, tables(program, {"F": 1e-3, "B": 2e-3}), comm)
+
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(pytest.raises(_core.DeadlineError, comm.recv, 1, 1, bytearray(4))))
+    thread.start()
+    refused = None
+    while thread.is_alive() and refused is None:    # until it waits
+        time.sleep(0.01)
+        try:
+            comm.allgather(bytes(1 << 20))          # refused for its size, were it for nothing else
+        except RuntimeError as error:
+            refused = str(error)
+        except _core.InvalidValueError:
+            pass
+    with pytest.raises(RuntimeError, match="in use by another thread"):
+        opened()
+    thread.join()
+    assert refused and errors
+    if kind == "engine":
+        opened().load(params)
