@@ -145,7 +145,7 @@ _open: list[Watch] = []
 
 
 def _in_a_fork() -> None:
-    for watch in _open:
+    for watch in reversed(_open):       # each gives back what the one around it has
         watch._in_a_fork()
 
 

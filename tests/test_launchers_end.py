@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import mpi_module
@@ -172,12 +172,16 @@ def test_who_handles_sigterm_is_left_alone():
     assert heard == [signal.SIGTERM] and region.aborted() is None
 
 
+@pytest.mark.parametrize("watches", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_a_fork_of_a_rank_is_not_the_ranks(number):
-    """A tokenizer's pool of workers, which ends them by SIGTERM, ended the training."""
+def test_a_signal_to_a_fork_of_a_rank_is_not_the_ranks(number, watches):
+    """A tokenizer's pool of workers, which ends them by SIGTERM, ended the training; of two watches the outer
+    one heard it still."""
     region = _core.Region.create(1, bytes(1), 0, 64, False)
     handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
-    with watch.Watch(region, find_place(STARTED["mpirun"])), warnings.catch_warnings():
+    with ExitStack() as stack, warnings.catch_warnings():
+        for _ in range(watches):
+            stack.enter_context(watch.Watch(region, find_place(STARTED["mpirun"])))
         warnings.simplefilter("ignore")     # of threads, beside which Python 3.12 would rather not be forked
         fork = multiprocessing.get_context("fork")
         began = fork.Event()
