@@ -1,6 +1,7 @@
 """Starting threads, which the system may refuse to create, and joining them, also after Ctrl-C."""
 from __future__ import annotations
 
+import os
 import resource
 import threading
 import traceback
@@ -8,7 +9,32 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ._core import ExecutionError
 
-__all__ = ["Worker", "let_go", "no_thread", "refused", "start_all"]
+__all__ = ["Worker", "begin", "let_go", "no_thread", "refused", "start_all"]
+
+LOOK_S = 0.25  # between two looks whether a thread is there still
+TASKS = "/proc/self/task"  # those of this process, by their numbers
+
+
+def _tasks() -> set[str]:
+    try:
+        return set(os.listdir(TASKS))
+    except OSError:
+        return {"unseen"}
+
+
+class _Begun(threading.Event):
+    """For which start() waits. Python's own is set by the thread that has begun, and never by one that finds no memory to do so
+    (cpython issue 140746), as where `ulimit -v` leaves room for its stack and little more: it never returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = _tasks() - {"unseen"}
+
+    def wait(self, timeout: float | None = None) -> bool:
+        while not super().wait(LOOK_S if timeout is None else timeout) and timeout is None:
+            if not _tasks() - self._before and not self.is_set():
+                raise RuntimeError("can't start new thread: it found no memory to begin with")
+        return self.is_set()
 
 
 class Worker(threading.Thread):
@@ -26,8 +52,15 @@ class Worker(threading.Thread):
             self._did.set()
 
     def join(self, timeout: float | None = None) -> None:
-        if self.ident is None or self._did.wait(timeout):      # never started: Python says so
-            super().join(timeout)
+        while self.ident is not None and not self._did.wait(LOOK_S if timeout is None else timeout):
+            if timeout is not None or self.is_lost():
+                return
+        super().join(timeout)   # never started: Python says so
+
+    def is_lost(self) -> bool:
+        """Whether it has ended before it came to its work, for want of memory."""
+        there = _tasks()
+        return self.native_id is not None and not there & {str(self.native_id), "unseen"} and not self._did.is_set()
 
 
 def no_thread(error: BaseException, what: str) -> ExecutionError:
@@ -46,12 +79,23 @@ def refused(error: BaseException) -> bool:
         f"{verb} new thread" in str(error) for verb in ("start", "create"))    # "create ... at interpreter shutdown": Python 3.12
 
 
+def begin(thread: threading.Thread) -> None:
+    """thread.start(), which ends in any case."""
+    if hasattr(thread, "_started"):     # of threading's own, in any Python until now
+        vars(thread)["_started"] = _Begun()
+    try:
+        thread.start()
+    except RuntimeError:
+        getattr(threading, "_limbo", {}).pop(thread, None)      # where it would be kept, with all that its work holds
+        raise
+
+
 def start_all(threads: Sequence[threading.Thread], give_up: Callable[[str], None]) -> None:
     """Start all threads. Where one cannot be started, tell the others by give_up(why), wait for their end, and raise
     ExecutionError. The same where a signal handler raises, as Ctrl-C does; its exception is raised as it is."""
     for started, thread in enumerate(threads):
         try:
-            thread.start()
+            begin(thread)
         except BaseException as error:
             refusal = no_thread(error, f"{thread.name}, one of {len(threads)}") if refused(error) else error
             give_up(str(refusal) or type(error).__name__)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
 from ._steps import remove_stale
-from ._threads import no_thread, refused
+from ._threads import begin, no_thread, refused
 from .backend import choose
 from .config import counted, flag, timeout
 from .engine import lent_bytes
@@ -201,7 +201,7 @@ class Run(Outcome):
         self._locking = self._keyboard = False  # in _wait_for; Ctrl-C came meanwhile
         self._watcher = threading.Thread(target=self._watch, name="terapipe run", daemon=True)
         try:
-            self._watcher.start()
+            begin(self._watcher)
         except BaseException as error:      # no thread can be had, or Ctrl-C: nobody may be left running
             region.abort("EABORTED", -1, f"the launcher failed: {error}")
             if self._watcher.ident is None:

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ._threads import begin
+
 LINE_EVERY_S = 10.0
 LAST_S = 10.0          # most seconds that the last line waits for another thread to finish the one before
 INTERRUPTED_S = 1.0    # most that a notebook whose run was interrupted waits for its bar to be closed
@@ -133,7 +135,7 @@ class Beside:
         if self._progress is not None and not self._progress.silent:
             thread = threading.Thread(target=self._tell, name="terapipe progress", daemon=True)
             try:
-                thread.start()
+                begin(thread)
                 self._thread = thread
             except RuntimeError:        # the system has none left: the training is worth more than this
                 pass

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._threads import Worker, start_all
+from ._threads import Worker, no_thread, start_all
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointWriter
@@ -274,6 +274,8 @@ def meanwhile(comm: _core.Comm, patience_s: float, work: Callable[[threading.Eve
             thread.join(min(patience_s / 4, MEET_S) if patience_s > 0 else MEET_S)
             if errors:
                 raise errors.pop()      # the list and its error would keep each other, and the engine
+            if thread.is_lost():
+                raise no_thread(MemoryError("it found no memory to begin with"), thread.name)
             if all(comm.allgather(bytes([bool(results)]))):
                 return results[0]
     finally:
@@ -304,6 +306,8 @@ def while_others_meet(comm: _core.Comm, patience_s: float, work: Callable[[threa
         result = work(in_vain)
         over.set()
         thread.join()
+        if thread.is_lost():
+            raise no_thread(MemoryError("it found no memory to begin with"), thread.name)
     except BaseException as error:
         first = errors.copy()
         accuse(error, comm.rank, comm.region)       # or the thread, and the other ranks, would wait for this one

@@ -23,6 +23,7 @@ from test_launch import HERE, start
 
 import terapipe_c as tp
 from terapipe_c import AbortedError, _core, checkpoint, engine, worker
+from terapipe_c._threads import Worker, start_all
 from terapipe_c.cli import main
 from terapipe_c.progress import Beside, Progress
 
@@ -470,3 +471,23 @@ def test_a_fifo_is_no_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="state.json: damaged, no JSON: nested too deeply"):
         tp.launch(plan, np.arange(900) % 64, 2, out=folder, resume=True, **options)
 
+
+def test_a_thread_that_finds_no_memory_to_begin_with_is_not_waited_for(monkeypatch):
+    """Python waits for ever for one that ends before it says that it has begun: `ulimit -v` may leave room for its stack alone."""
+    name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    start_one, ran = getattr(threading, name), []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, name, lambda work, *rest, **more: start_one(lambda *nothing: None, *rest, **more))
+        with pytest.raises(tp.ExecutionError, match=r"no thread for a voice, one of 1 \(can't start new thread: it found no"):
+            start_all([threading.Thread(target=ran.append, args=(1,), name="a voice")], ran.append)
+    assert len(ran) == 1 and "a voice" in ran[0] and "a voice" not in {thread.name for thread in threading.enumerate()}
+    comm = _core.Comm(_core.Region.create(1, bytes(1), 0, 64, False), 0, 5.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "run", lambda self: None)      # as if it had ended between its beginning and its work
+        with pytest.raises(tp.ExecutionError, match="no thread for the disk of MainThread"):
+            worker.meanwhile(comm, 1.0, lambda in_vain: None)
+    assert worker.meanwhile(comm, 1.0, lambda in_vain: 7) == 7
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "run", lambda self: None)
+        with pytest.raises(tp.ExecutionError, match="no thread for what meets the ranks for MainThread"):
+            worker.while_others_meet(comm, 1.0, lambda in_vain: None)

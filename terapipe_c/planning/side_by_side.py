@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from .. import _core
-from .._threads import refused
+from .._threads import begin, refused
 from .deadline import limited
 
 __all__ = ["SideBySide"]
@@ -65,7 +65,7 @@ class SideBySide:
         thread = threading.Thread(target=self._answer, name=f"terapipe plan {len(self._threads)}", daemon=True)
         self._threads.append(thread)
         try:
-            thread.start()
+            begin(thread)
         except RuntimeError as error:
             if not refused(error):
                 raise
