@@ -411,6 +411,11 @@ def test_a_batch_of_more_sequences_than_micro_batches_is_planned_where_it_is_sai
         planned(131074, data_parallel=2)
     with pytest.raises(tp.InvalidValueError, match="batch is 65537: at most .* or a list of no more micro-batches as slicing"):
         planned(65537, slicing=1)                              # a list of them would be made, too
+    for given in ({}, {"data_parallel": 2}):
+        with pytest.raises(tp.InvalidValueError, match=r"for each replica would be right \(data_parallel=3\), or a list"):
+            planned(3 * 65534, **given)
+    with pytest.raises(tp.InvalidValueError, match="for each replica would be right, or a list"):
+        planned(131072, executable=True)
     assert planned(131072, data_parallel=2).slicing == [(1, [8])] * 65536
     assert planned(4 * 65536, slicing=[(65536, [8])] * 4).slicing == [(65536, [8])] * 4
     with pytest.raises(tp.InvalidValueError, match="batch is 262145: at most 65536 sequences for each device would be right"):

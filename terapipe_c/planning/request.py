@@ -350,9 +350,11 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     free_chunks = planner == "auto" and chunks is None and schedule in ("auto", *_MANY) and partition is None
     names, chunks = _check_schedule(planner, schedule, chunks)
     if not isinstance(slicing, (list, tuple)) and batch // replicas > MOST_MICROS:     # else lists of them are made
+        enough = [more for more in range(-(-batch // MOST_MICROS), cluster.num_devices + 1) if batch % more == 0 and not executable]
         raise InvalidValueError(f"batch is {batch}" + f" and data_parallel {replicas}" * (replicas > 1) + f": at most "
-                                f"{MOST_MICROS} sequences for each replica would be right, or a list of no more micro-batches as "
-                                "slicing")
+                                f"{MOST_MICROS} sequences for each replica would be right"
+                                + "".join(f" (data_parallel={more})" for more in enough[:1])
+                                + ", or a list of no more micro-batches as slicing")
     checked = None if partition is None else check_partition(partition, model)
     ranks = _check_stages(model, cluster, stages, chunks, replicas, checked)
     cut = None if slicing is None else check_slicing(slicing, batch // replicas, seq_len)
