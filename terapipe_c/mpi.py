@@ -68,11 +68,17 @@ def connect(control: _core.Comm, launcher: str, largest: int = 0) -> _core.Comm:
                                           "right")
     before = _shared_memory()
     rank, ranks = _core.mpi_start(transport)
-    _finish_at_exit(_shared_memory() - before)
+    memory = _shared_memory() - before
+    _finish_at_exit(memory)
     if (rank, ranks) != (control.rank, control.region.ranks):
         raise _core.InvalidValueError(f"{ours} says that this is rank {rank} of {ranks}, {who} that it is rank {control.rank} of "
                                       f"{control.region.ranks}: {_right(ours)} would be right{_other(launcher)}, or comm='tcp'")
-    return _core.mpi_comm(transport, control, min(max(4 * largest, OUTBOX_BYTES[0]), OUTBOX_BYTES[1]))
+    comm = _core.mpi_comm(transport, control, min(max(4 * largest, OUTBOX_BYTES[0]), OUTBOX_BYTES[1]))
+    for name in memory:     # all have it: MPICH's would stay for ever where its ranks are killed; Open MPI's mpirun removes its own
+        if Path(name).name.startswith("mpich_shm"):
+            with suppress(OSError):     # another rank was first
+                os.unlink(name)
+    return comm
 
 
 def _right(ours: str) -> str:

@@ -361,3 +361,26 @@ def test_a_message_that_comes_too_late_is_the_next_receives(name):
     """
     done = named(name).run([sys.executable, "-P", "-c", code], 2)
     assert (done.returncode, done.stdout) == (0, "well well "), done.stderr
+
+
+def test_who_is_killed_leaves_no_shared_memory():
+    """MPICH's stayed in /dev/shm, megabytes of the machine's memory for every run in which a rank died."""
+    code = """if True:
+        import os, re, signal, sys
+        from pathlib import Path
+        from terapipe_c import _core, mpi
+        from terapipe_c.environment import find_place
+        place = find_place(os.environ)
+        region = _core.Region.create(2, bytes(4), 0, 64, False)
+        control = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(4), 4096, ports=place.ports, timeout_s=30.0)
+        comm = mpi.connect(control, place.launcher)
+        if place.rank == 0:
+            names = set(re.findall("/dev/shm/mpich_shm[^ \\n]*", Path("/proc/self/maps").read_text()))
+            sys.stdout.write(" ".join(names))
+            sys.stdout.flush()
+        comm.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = named("mpich").run([sys.executable, "-P", "-c", code], 2)
+    names = [word for word in done.stdout.split() if word.startswith("/dev/shm/mpich_shm")]
+    assert names and not any(os.path.exists(name) for name in names), done
