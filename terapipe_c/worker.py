@@ -403,13 +403,23 @@ def interruption(rank: int, region: _core.Region) -> str:
     return f"rank {rank} was interrupted {region.doing(rank)}"
 
 
+def _unsaid(error: BaseException) -> str:
+    """What Python's MemoryError does not say."""
+    if not isinstance(error, MemoryError):
+        return ""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return "more memory" + ("" if limit == resource.RLIM_INFINITY else f", or address space (ulimit -v is {limit // 1024} now),") \
+        + " would be right"
+
+
 def accuse(error: BaseException, rank: int, region: _core.Region) -> tuple[str, str]:
     """(status, message) of what ended `rank`, which ends all others too, if none failed before it."""
     if isinstance(error, KeyboardInterrupt):  # Ctrl-C while this rank was in Python: no fault of the run's
         status, message = "EABORTED", interruption(rank, region)
     else:
-        kind = "" if isinstance(error, _core.Error) else f"{type(error).__name__}: "
-        status, message = status_of(error), f"rank {rank} failed {region.doing(rank)}: {kind}{error}"
+        words = [] if isinstance(error, _core.Error) else [type(error).__name__]
+        words += [said] if (said := str(error) or _unsaid(error)) else []
+        status, message = status_of(error), ": ".join([f"rank {rank} failed {region.doing(rank)}", *words])
     region.abort(status, rank, message)
     return status, message
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import pty
+import resource
 import signal
 import struct
 import subprocess
@@ -491,3 +492,19 @@ def test_a_thread_that_finds_no_memory_to_begin_with_is_not_waited_for(monkeypat
         patched.setattr(Worker, "run", lambda self: None)
         with pytest.raises(tp.ExecutionError, match="no thread for what meets the ranks for MainThread"):
             worker.while_others_meet(comm, 1.0, lambda in_vain: None)
+
+
+def test_an_error_that_says_nothing_is_told_by_its_name_and_what_would_be_right():
+    """Python's MemoryError says nothing: "rank 0 failed before its first instruction: MemoryError: "."""
+    def told(error):
+        return worker.accuse(error, 0, _core.Region.create(1, bytes(1), 0, 64, False))[1]
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    assert told(KeyError("x")) == "rank 0 failed before its first instruction: KeyError: 'x'"
+    assert told(StopIteration()) == "rank 0 failed before its first instruction: StopIteration"
+    assert told(MemoryError()).startswith("rank 0 failed before its first instruction: MemoryError: more memory")
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 50, limits[1]))
+    try:
+        assert told(MemoryError()).endswith(f"more memory, or address space (ulimit -v is {1 << 40} now), would be right")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
