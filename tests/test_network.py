@@ -469,6 +469,30 @@ def test_a_fork_loses_its_connections_where_no_descriptor_is_left():
     assert subprocess.run(words, check=False, timeout=60).returncode == 0
 
 
+def test_who_waits_for_the_rest_of_what_was_given_up_is_told():
+    """It waited to its own limit, were that none, for ever."""
+    port, comms = free_port(), [None] * 2
+
+    def meet(rank):
+        region = _core.Region.create(2, bytes(4), 0, 64, False)
+        comms[rank] = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 0]), 64,
+                                     timeout_s=(0.3, 0.0)[rank])
+
+    def together(*works):
+        threads = [threading.Thread(target=work, args=(rank,)) for rank, work in enumerate(works)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    together(meet, meet)
+    with pytest.raises(_core.DeadlineError, match="of 50000000 bytes moved"):
+        comms[0].send(1, 7, bytes(50_000_000))
+    with pytest.raises(_core.AbortedError, match="rank 0 closed its connection to rank 1 without a word"):
+        comms[1].recv(0, 7, bytearray(50_000_000))
+    together(*[lambda rank: comms[rank].close()] * 2)
+
+
 def test_who_has_no_descriptor_for_a_rank_says_so():
     """It said that ranks did not come, after it had looked for them without a pause until it gave up."""
     port = free_port()

@@ -71,6 +71,14 @@ lose(tcp_link *l, int error)
     l->error = error;
 }
 
+/* Given up in the middle of a message, whose other end would wait for the rest. */
+static void
+hang_up(tcp_link *l)
+{
+    lose(l, ETIMEDOUT);
+    shutdown(l->fd, SHUT_RDWR);
+}
+
 /* What can be done at once; 1 if anything moved. */
 static int
 push(tcp_comm *c, sending *out)
@@ -208,7 +216,7 @@ drive(tcp_comm *c, sending *out, int from)
 {
     tp_status status = go_on(c, out, from);
     if (status != TP_OK && !is_sent(out) && out->moved > 0)
-        lose(&c->link[out->peer], ETIMEDOUT);
+        hang_up(&c->link[out->peer]);
     return status;
 }
 
@@ -273,7 +281,7 @@ take_oldest(tcp_comm *c, int peer, tp_status driven)
     receive oldest = l->items[l->first];
     int good = l->ready > 0;
     if (!good && l->moved > 0)
-        lose(l, ETIMEDOUT);
+        hang_up(l);
     l->first = (l->first + 1) % l->room;
     l->count--;
     l->ready -= (unsigned)good;
