@@ -258,3 +258,11 @@ def test_messages_that_differ_where_passes_are_alike(name, program):
     for passes in ({"F": 1.0, "B": 1.0}, {"F": [1.0, 1.0], "B": [1.0, 1.0]}, {"F": np.ones((2, 2)), "B": np.ones((2, 2))}):
         line = Program.parse(program).simulate({**passes, name: np.array(slow)})
         assert line.lower_bound_s <= line.makespan_s == 14.0 + (name == "comm"), (passes, line)
+
+
+def test_a_halved_micro_batch_may_come_before_whole_ones_of_its_size():
+    """Its first half lets the second rank begin after 1 s instead of 2."""
+    program = Program.parse("0F1.0a 0F1.0b 0F0.0 0B1.0 0B0.0\n1F1.0a 1F1.0b 1B1.0 1F0.0 1B0.0\n")
+    program.check()
+    line = program.simulate({"F": 2.0, "F.a": 1.0, "F.b": 1.0, "B": 1.0})
+    assert line.lower_bound_s == pytest.approx(8.0, rel=1e-9) and line.lower_bound_s <= line.makespan_s == 8.0
