@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from terapipe_c import GPTConfig, InvalidTypeError, InvalidValueError
+from terapipe_c import Cluster, CostModel, GPTConfig, InvalidTypeError, InvalidValueError
 from terapipe_c.config import KINDS
 from terapipe_c.partition import (
     block_counts,
@@ -75,3 +75,16 @@ def test_micro_batches_that_are_one_object_and_such_that_are_not():
         assert words in str(refused.value)
     with pytest.raises(InvalidTypeError, match="slicing is 3: a list"):
         micros_of(3)
+
+
+def test_a_micro_batch_takes_its_own_time_whatever_was_before_it():
+    """Cut as the one before, but for one thing: the sequences, the length of a slice, or how many slices come first."""
+    costs = CostModel.analytic(MODEL, Cluster(num_devices=2, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9,
+                                              peak_flops=1e10))
+    slicing = [(1, (2, 3, 2)), (1, (2, 3, 2)), (1, (2, 2, 3)), (1, (3, 2, 2)), (1, (1, 4, 2)), (2, (1, 4, 2)), (2, (1, 2, 4)),
+               (2, (2, 4)), (2, (4,)), (2, (4,))]  # fmt: skip
+    partition = even_partition(MODEL, 2)
+    each = [costs.durations(partition=partition, slicing=[micro]) for micro in slicing]
+    found = costs.durations(partition=partition, slicing=slicing)
+    for name in ("F", "I", "W", "comm"):
+        assert found[name].tolist() == np.concatenate([one[name] for one in each], axis=1).tolist(), name
