@@ -459,3 +459,23 @@ def test_the_work_that_is_counted_for_a_candidate_does_not_depend_on_those_befor
         made = {cut: judge.ticks(judge.judge(name, cut, slicing, 0)) for cut in order}
         ticks.append([made[cut] for cut in cuts])
     assert ticks[0] == ticks[1]
+
+
+def test_an_order_that_is_kept_is_that_of_a_like_candidate():
+    """Of the same schedule, sizes of micro-batches, and seconds of I and W beside F's: each candidate differs in one of them from
+    the one before, and a judge that has seen those finds the program that a new one does."""
+    model = GPTConfig(n_layer=6, n_head=2, n_embd=16, vocab_size=16, block_size=32)
+    plain, bent = ([(float(n), n, 0, (n + more * (n % 16)) * 1e-3) for n in (8, 16, 24, 32)] for more in (0, 6))
+    late = plain + [(float(n), n, c, (n + 4 * c) * 1e-3) for n in (8, 16) for c in (8, 16)]   # seconds that rise with the context
+    costs = CostModel.from_measurements({"attention": {"F": plain, "I": late, "W": bent}, "ffn": {p: plain for p in "FIW"}})
+    even, short, long, one = (1, (16, 16)), (1, (8, 24)), (1, (24, 8)), (1, (32,))
+    asked = [("zb-v", (short,) * 6), ("zb-v", (long,) * 6), ("zb-v", (short, long) * 3), ("zb-v", (even,) * 6),
+             ("hanayo", (even,) * 6), ("zb-v", (even,) * 5), ("zb-v", (one, even) * 3), ("zb-v", (even, one) * 3)]  # fmt: skip
+    cut = tuple(itertools.pairwise([0, 3, 5, 7, 9, 11, model.num_blocks]))
+    judge, programs = Judge(model, costs, 3, 2, None), []
+    for name, slicing in asked:
+        new = Judge(model, costs, 3, 2, None)
+        found, right = (x.judge(name, cut, slicing, 0) for x in (judge, new))
+        assert found.seconds == right.seconds and judge.lowered(found) == new.lowered(right), (name, slicing)
+        programs.append(str(new.lowered(right)))
+    assert all(one != other for one, other in itertools.pairwise(programs))
