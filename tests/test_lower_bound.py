@@ -266,3 +266,18 @@ def test_a_halved_micro_batch_may_come_before_whole_ones_of_its_size():
     program.check()
     line = program.simulate({"F": 2.0, "F.a": 1.0, "F.b": 1.0, "B": 1.0})
     assert line.lower_bound_s == pytest.approx(8.0, rel=1e-9) and line.lower_bound_s <= line.makespan_s == 8.0
+
+
+@pytest.mark.parametrize("op", ["F", "B", "R", "I", "W", "SF", "RF", "SB", "RB", "some R"])
+def test_micro_batches_that_differ_in_one_operation_are_no_job_twice(op):
+    """What is alike is one job, as many times as it comes (csrc/sched/jackson.c). "some R": only one is made again."""
+    cost = {name: np.ones((2, 2)) for name in ("F", "B", "I", "W", "R")}
+    if op in ("I", "W"):
+        program = "0F0.0 0I0.0 0W0.0 0F1.0 0I1.0 0W1.0\n1F0.0 1I0.0 1W0.0 1F1.0 1I1.0 1W1.0\n"
+    elif op.endswith("R"):
+        program = f"0F0.0 0R0.0 0F1.0 {'0R1.0 ' * (op == 'R')}0B0.0 0B1.0\n1F0.0 1B0.0 1F1.0 1B1.0\n"
+    else:
+        program = "0F0.0 0F1.0 0B1.0 0B0.0\n1F0.0 1F1.0 1B1.0 1B0.0\n"
+    cost |= {"R": 9 * cost["R"]} if op == "some R" else {op: np.where([[True, False]] * 2, 9.0, float(op in cost))}
+    line = Program.parse(program).simulate(cost)
+    assert line.lower_bound_s <= line.makespan_s, (line.lower_bound_s, line.makespan_s)
