@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import _core
+from terapipe_c import _core, schedules
 from terapipe_c.engine import cut_least, cut_stages, dimensions, rank_memory
 from terapipe_c.partition import even_partition
 from terapipe_c.planning.judge import Judge, Savings
@@ -53,6 +53,23 @@ def test_a_cut_is_the_evenest_of_all_that_fit(name):
             tight += longest[cut] > min(longest.values())
             found += 1
     assert found >= 12 and tight > 2
+
+
+@pytest.mark.parametrize("kept", [2, 3, 6, 7, 8])
+def test_one_layer_that_is_not_recomputed_as_the_others_are_is_counted_as_such(kept):
+    """Sizes are remembered by the kind of a stage's first block where layers are alike. The cut is asked for with R on all stages,
+    and judged by its own program: the tables differ by less than `near`, a block that is kept by 32 times that."""
+    model, slicing, near = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=20, block_size=64), ((4, (64,)),) * 3, 4096
+    again = tuple(0 < k < 9 and k != kept for k in range(10))
+    ready = {r: schedules.gpipe(3, 3).save_memory(bytes(r), bytes(3)).lower(True) for r in itertools.product((0, 1), repeat=3)}
+    peaks = {cut: max(rank_memory(model, cut, slicing, ready[tuple(int(any(again[a:e])) for a, e in cut)], recompute=again))
+             for cut in cuts(10, 3)}  # fmt: skip
+    away = np.abs(np.arange(10) - 4.0)
+    for seconds in (np.ones(10), away, 5 - away, np.arange(10.0), np.arange(10.0)[::-1].copy()):
+        longest = {cut: max(seconds[a:e].sum() for a, e in cut) for cut in peaks}
+        for limit in sorted(set(peaks.values())):
+            cut = tuple(cut_stages(model, slicing, ready[1, 1, 1], limit + near, seconds, recompute=again))
+            assert peaks[cut] <= limit + 2 * near and longest[cut] <= min(longest[c] for c in peaks if peaks[c] <= limit)
 
 
 @pytest.mark.parametrize("wrong", [2.5, -1.0, float("nan"), 2.0**54])
