@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from terapipe_c import Cluster, CostModel, GPTConfig, InvalidTypeError, InvalidValueError
+from terapipe_c import Cluster, CostModel, GPTConfig, InvalidTypeError, InvalidValueError, schedules
 from terapipe_c.config import KINDS
 from terapipe_c.partition import (
     block_counts,
@@ -88,3 +88,17 @@ def test_a_micro_batch_takes_its_own_time_whatever_was_before_it():
     found = costs.durations(partition=partition, slicing=slicing)
     for name in ("F", "I", "W", "comm"):
         assert found[name].tolist() == np.concatenate([one[name] for one in each], axis=1).tolist(), name
+
+
+def test_rows_of_the_head_wait_over_micro_batches_but_not_for_the_other_copy_of_the_model():
+    model = dataclasses.replace(MODEL, block_size=200)
+    base = CostModel.analytic(model, Cluster(num_devices=2, memory_bytes=1e9, peak_flops=1e10))
+    costs = CostModel(base.curves, source="analytic", model=model, head_pass=(1e-3, 4.0, 1e-3))
+    half, given = [(1, (30, 77)), (2, (107,))], dict(partition=even_partition(model, 2))
+    found = costs.durations(schedules.chimera(2, 4, [2, 1, 2, 1]), slicing=half + half, **given)
+    alone = costs.durations(slicing=half, **given)
+    for name in ("F", "I", "W"):
+        assert found[name].tolist() == np.tile(alone[name], (2, 2)).tolist(), name
+    assert (found["OPT"] == np.tile(alone["OPT"][:, :1], (2, 6))).all()
+    in_turn = costs.durations(slicing=half + half, **given)        # of one copy: the second half's passes come with the first's
+    assert any((in_turn[name][1, :3] != in_turn[name][1, 3:]).any() for name in "FI")
