@@ -3,8 +3,9 @@
 
 #include <math.h>
 
+/* part: of the operation, as costs name it. */
 static tp_status
-table_ok(const tp_program *p, const tp_durations *d, int op, const double *table)
+table_ok(const tp_program *p, const tp_durations *d, int op, const char *part, const double *table)
 {
     int64_t units = d->unit_stride == 0 ? 1 : tp_program_units(p);
     int stages = d->stage_stride == 0 ? 1 : p->stages;
@@ -13,9 +14,9 @@ table_ok(const tp_program *p, const tp_durations *d, int op, const double *table
             double seconds = table[v * d->stage_stride + u * d->unit_stride];
             if (!(seconds >= 0.0 && seconds < INFINITY))
                 return tp_fail(TP_EVALUE,
-                               "seconds of %s on stage %d, slice %lld of the batch, is %g: finite and at least 0 "
+                               "seconds of %s%s on stage %d, slice %lld of the batch, is %g: finite and at least 0 "
                                "would be right",
-                               tp_op_name(op), v, (long long)u, seconds);
+                               tp_op_name(op), part, v, (long long)u, seconds);
         }
     return TP_OK;
 }
@@ -23,11 +24,13 @@ table_ok(const tp_program *p, const tp_durations *d, int op, const double *table
 tp_status
 tp_durations_check(const tp_program *program, const tp_durations *durations)
 {
-    for (int op = 0; op < TP_OPS; op++)
-        for (int half = -1; half < 2; half++)
-            TP_TRY(table_ok(program, durations, op, half < 0 ? durations->seconds[op] : durations->half_s[half][op]));
-    TP_TRY(table_ok(program, durations, TP_OP_OPT, durations->sum_s));
-    TP_TRY(table_ok(program, durations, TP_OP_OPT, durations->norm_s));
+    for (int op = 0; op < TP_OPS; op++) {
+        TP_TRY(table_ok(program, durations, op, "", durations->seconds[op]));
+        TP_TRY(table_ok(program, durations, op, ".a", durations->half_s[0][op]));
+        TP_TRY(table_ok(program, durations, op, ".b", durations->half_s[1][op]));
+    }
+    TP_TRY(table_ok(program, durations, TP_OP_OPT, ".sum", durations->sum_s));
+    TP_TRY(table_ok(program, durations, TP_OP_OPT, ".norm", durations->norm_s));
     int64_t cells = program->stages * tp_program_units(program);
     const double *tables[] = {durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s,
                               durations->half_comm_s[0], durations->half_comm_s[1], durations->back_comm_unit_s,
