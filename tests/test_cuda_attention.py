@@ -421,7 +421,7 @@ def test_scores_from_which_p_is_not_to_be_had_back_are_nan(emu, dtype):
 
 def run_in_its_arrays(emu, run, slices):
     """Every address checked against the arrays' exact ranges."""
-    arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta]
+    arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta, *([run.kept] if run.kept.nbytes else [])]
     try:
         for array in arrays:
             assert emu.tp_simt_range_add(address(array), ctypes.c_size_t(array.nbytes)) == 0
