@@ -45,6 +45,7 @@ typedef struct {
     tp_cudnn *cudnn;  /* NULL: attention is our kernels' */
     tp_attention_kernel attention; /* which of them */
     int keeps;        /* it keeps dS of a slice's own pairs (tp_cuda_attention_backward) */
+    int kept_is_checked; /* by a stage: the device has been asked whether that shows in the bits */
     void *workspace;  /* TP_CUDA_GEMM_BYTES, of products, of cuDNN's plans and of such dS, as one runs after the other; then `partial` */
     void *partial;    /* of sums over rows */
     tp_stream aside;              /* of swaps beside the work; NULL: there were none yet */

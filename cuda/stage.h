@@ -23,6 +23,9 @@
 #include "cuda/kernels.h"
 #include "cuda/rank.h"
 
+#ifndef TP_CUDA_COMPARED_BYTES
+#define TP_CUDA_COMPARED_BYTES (1 << 22) /* of the host's memory, about, where gradients are compared before the first step */
+#endif
 #ifndef TP_CUDA_HEAD_TILE
 #define TP_CUDA_HEAD_TILE 8192 /* rows of logits that exist at once: d(weight) in fp32 is read and written for each tile */
 #endif

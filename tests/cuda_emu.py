@@ -29,9 +29,9 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".build" / "cuda-emu"
 # Visible symbols, for ctypes; a small tile of the head and small messages of gradients, so that small models cross their borders,
-# a cache of few heads, and blocks that soon are many.
+# a cache of few heads, blocks that soon are many, and gradients compared some rows at a time.
 DEFINES = ["-DTP_CUDA_EMULATED", "-DTP_CUDA_HEAD_TILE=64", "-DTP_CUDA_CACHED_BYTES=40000", "-DTP_CUDA_SUM_FLOATS=512",
-           "-DTP_CUDA_MANY_BLOCKS=16"]  # fmt: skip
+           "-DTP_CUDA_MANY_BLOCKS=16", "-DTP_CUDA_COMPARED_BYTES=2048"]  # fmt: skip
 
 
 # Of the build that looks for races, which shares all but the emulator and the kernels with the other one; of the kernels alone:

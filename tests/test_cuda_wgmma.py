@@ -3,6 +3,7 @@ are written here by the canonical layouts (NVIDIA/cutlass, cute/atom/mma_traits_
 benchmarks/gpu_check.py asks a GPU."""
 
 import ctypes
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -425,6 +426,20 @@ def test_training_keeps_what_the_check_allows(trained, skew):
         runs[len(slices)] = trained("wgmma", [(2, slices)], begun=lambda: skew(1))
         skew(0)
     assert runs[1][0][0] == runs[3][0][0] and runs[1][1] != runs[3][1] and runs[1][2] == runs[3][2] == []
+
+
+def test_a_rank_asks_once_whether_both_ways_agree(trained, monkeypatch):
+    """Not each of its stages; and has 17 of 80 rows of d(q) on the host at a time (TP_CUDA_COMPARED_BYTES)."""
+    stage, module = pytest.importorskip("test_cuda_stage"), tp.cuda.load()
+    monkeypatch.setenv("TERAPIPE_ATTENTION", "wgmma")
+    model, params, _ = stage.problem(2, 40, n_embd=32)
+    program = tp.Program.parse("0F0.0 1F0.0 1B0.0 0B0.0").lower(True)
+    module.emu_trace(True)
+    stage.ranks_do(model, [(0, 3), (3, model.num_blocks)], [(2, [40])], program, lambda engine: None, params, "bf16")
+    done = [name for name, _ in module.emu_trace(False)]
+    assert [sum(name.startswith(kernel) for name in done) for kernel in ("attention_dkdv_", "attention_dq_")] == [2, 2]
+    behind = done[max(i for i, name in enumerate(done) if name.startswith("attention_dq_")) + 1 :]
+    assert len(list(itertools.takewhile(lambda name: name == "copy", behind))) == 2 * 5
 
 
 def test_where_wgmma_is_asked_for_in_vain(trained):
