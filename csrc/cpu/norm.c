@@ -1,8 +1,8 @@
 /* LayerNorm of rows (Ba, Kiros & Hinton 2016), eps 1e-5. A row's bits depend on that row alone; gradients of gamma and
  * beta are chains over rows in the order of the call. Threads share rows, and columns for the chains. */
-#include <math.h>
-
 #include "csrc/cpu/rows.h"
+
+#include <math.h>
 
 #define NORM_EPS  1e-5f
 #define NORM_SUMS 4 /* partial sums of a row: one would wait for its own additions */
