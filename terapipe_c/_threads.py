@@ -31,8 +31,10 @@ class _Begun(threading.Event):
         self._before = _tasks() - {"unseen"}
 
     def wait(self, timeout: float | None = None) -> bool:
+        looks = 0       # in a row that found no new one: one alone may miss it, as a list ends early where a thread ends meanwhile
         while not super().wait(LOOK_S if timeout is None else timeout) and timeout is None:
-            if not _tasks() - self._before and not self.is_set():
+            looks = 0 if _tasks() - self._before else looks + 1
+            if looks > 1 and not self.is_set():
                 raise RuntimeError("can't start new thread: it found no memory to begin with")
         return self.is_set()
 
@@ -58,9 +60,11 @@ class Worker(threading.Thread):
         super().join(timeout)   # never started: Python says so
 
     def is_lost(self) -> bool:
-        """Whether it has ended before it came to its work, for want of memory."""
-        there = _tasks()
-        return self.native_id is not None and not there & {str(self.native_id), "unseen"} and not self._did.is_set()
+        """Whether it has ended before it came to its work, for want of memory. Each thread is asked for by its number: a list of
+        them ends early where another one ends meanwhile. /proc may be that of other processes than this one sees (unshare --pid),
+        where all have other numbers: nobody can know there."""
+        mine, its = (os.path.exists(f"{TASKS}/{number}") for number in (threading.get_native_id(), self.native_id))
+        return self.native_id is not None and mine and not its and not self._did.is_set()
 
 
 def no_thread(error: BaseException, what: str) -> ExecutionError:

@@ -494,6 +494,51 @@ def test_a_thread_that_finds_no_memory_to_begin_with_is_not_waited_for(monkeypat
             worker.while_others_meet(comm, 1.0, lambda in_vain: None)
 
 
+def test_a_thread_that_proc_has_under_another_number_is_waited_for(monkeypatch, tmp_path):
+    """As under `unshare --pid --fork` without a /proc of its own: a checkpoint was called off after a quarter of a second, for want
+    of memory, and what waited for a thread's end went on without it."""
+    for number in ("31503", "31504"):
+        (tmp_path / number).touch()
+    monkeypatch.setattr("terapipe_c._threads.TASKS", str(tmp_path))
+    go_on = threading.Event()
+    thread = Worker(go_on.wait, name="a voice")
+    start_all([thread], print)
+    lost = thread.is_lost()
+    go_on.set()
+    thread.join()
+    assert not lost and not thread.is_lost()
+
+
+def test_a_thread_that_a_list_of_threads_misses_once_is_waited_for(monkeypatch):
+    """Linux' ends early where another thread ends while it is read (2 of 1.2 million here): a checkpoint was called off for it."""
+    looks, listed, go_on = [], os.listdir, threading.Event()
+
+    def missing(folder):
+        looks.append(folder)
+        if len(looks) > 2:
+            go_on.set()
+        return [] if len(looks) == 2 else listed(folder)
+
+    def late(work, *rest, **more):
+        return start_one(lambda *given: (go_on.wait(), work(*given)), *rest, **more)
+
+    name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    start_one, ran, held = getattr(threading, name), [], threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, name, late)
+        patched.setattr("terapipe_c._threads.os.listdir", missing)
+        start_all([threading.Thread(target=ran.append, args=(1,), name="a voice")], print)
+        assert len(looks) == 3
+    thread = Worker(held.wait, name="another")
+    start_all([thread], print)
+    with monkeypatch.context() as patched:
+        patched.setattr("terapipe_c._threads.os.listdir", lambda folder: [str(threading.get_native_id())])
+        lost = thread.is_lost()
+    held.set()
+    thread.join()
+    assert not lost
+
+
 def test_an_error_that_says_nothing_is_told_by_its_name_and_what_would_be_right():
     """Python's MemoryError says nothing: "rank 0 failed before its first instruction: MemoryError: "."""
     def told(error):
