@@ -73,7 +73,8 @@ class _Locks:
 
     def __init__(self, path: Path) -> None:
         shared = path.is_file() or not path.exists()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666) if shared else -1
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC     # of a file that may only be appended to, too (chattr +a)
+        self._fd = os.open(path, how, 0o666) if shared else -1
 
     @contextmanager
     def held(self, at: int, wait: bool = True) -> Iterator[bool]:
@@ -91,8 +92,8 @@ class _Locks:
         try:
             if self._fd >= 0:
                 fcntl.fcntl(self._fd, how, struct.pack("hhqqi0q", kind, os.SEEK_SET, at, 1, 0))
-        except (BlockingIOError, PermissionError):      # EAGAIN, or EACCES
-            return False
+        except (BlockingIOError, PermissionError):      # EAGAIN, or EACCES; of who waits it is a file system that has no locks
+            return wait
         except OSError:
             pass
         return True

@@ -66,6 +66,32 @@ def test_two_sweeps_on_one_file_share_the_trials(tmp_path):
     assert sorted(count["done"] for count in counts) == [1, 2] and all(sum(count.values()) == 3 for count in counts)
 
 
+@pytest.mark.parametrize("error", [PermissionError, BlockingIOError, OSError])
+def test_a_sweep_ends_where_locks_are_refused(monkeypatch, tmp_path, error):
+    """Where they are refused also to who waits, as by a network's file system or a sandbox, it asked again and again, for ever."""
+    asked = []
+
+    def refuse(file, how, what):
+        asked.append(how)
+        assert len(asked) < 100
+        raise error("no locks here")
+
+    monkeypatch.setattr("terapipe_c.sweep.fcntl.fcntl", refuse)
+    assert Sweep(tmp_path / "s.jsonl", {"a": [1, 2]}, {}, lambda point: {}).run() == {"done": 2, "failed": 0, "skipped": 0}
+
+
+def test_rows_go_to_a_file_that_may_only_be_appended_to(tmp_path):
+    """chattr +a, as of what is to lose no row: to lock it, it was opened for writing anywhere, which is refused."""
+    path = tmp_path / "s.jsonl"
+    assert Sweep(path, {"a": [1]}, {}, lambda point: {}).run()["done"] == 1
+    if shutil.which("chattr") is None or subprocess.run(["chattr", "+a", path], check=False, capture_output=True).returncode:
+        pytest.skip("no file can be made so here: that needs root, and a file system that knows it")
+    try:
+        assert Sweep(path, {"a": [1, 2]}, {}, lambda point: {}).run() == {"done": 1, "failed": 0, "skipped": 1}
+    finally:
+        subprocess.run(["chattr", "-a", path], check=True)
+
+
 def test_what_others_write_among_the_rows_meanwhile_stays(tmp_path):
     """Half a row of a sweep that is killed goes; a note without its end is no row, and is not cut off before the next one."""
     path = tmp_path / "s.jsonl"
