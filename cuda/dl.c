@@ -88,6 +88,7 @@ is_cut(const char *path, int *machine, char words[128])
     return end > (uint64_t)is.st_size;
 }
 
+#ifdef __GLIBC__
 /* The folders that the loader looks for a library of ours in, ld.so.cache's aside; free(). */
 static Dl_serinfo *
 folders_of_loader(void)
@@ -130,6 +131,14 @@ tp_dl_cut(const char *soname)
     free(all);
     return found;
 }
+#else
+const char *
+tp_dl_cut(const char *soname) /* musl's loader does not say where it looks */
+{
+    (void)soname;
+    return NULL;
+}
+#endif
 
 /* dlopen, and *why not: of a bare name too, which the loader looks for. Of another processor's library that says that there is no
  * such file. */

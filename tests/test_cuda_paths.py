@@ -110,6 +110,14 @@ print(library.tp_error_message().decode())"""
         assert told(script, cut).startswith(f"0 no NVIDIA driver is here ({cut}/libcuda.so.1: {words}")
 
 
+def test_libraries_are_looked_for_where_the_loader_does_not_say_where_it_looks(tmp_path: Path) -> None:
+    """musl's: of all C files this one alone asked for what glibc's has, so that the emulated device was not built."""
+    (tmp_path / "musl.h").write_text("#include <dlfcn.h>\n#include <link.h>\n#undef __GLIBC__\n#pragma GCC poison Dl_serinfo\n")
+    words = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-Werror", "-Wall", "-fsyntax-only", "-I.", "-include", str(tmp_path / "musl.h")]
+    ran = subprocess.run([*words, "cuda/dl.c"], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+
+
 def test_a_module_of_no_possible_name_is_no_file() -> None:
     ran = subprocess.run([sys.executable, "-c", "import terapipe_c as tp; print(tp.cuda.device_count(), tp.cuda.why_not())"],
                          capture_output=True, text=True, env={**os.environ, "TERAPIPE_CUDA_MODULE": TOO_LONG})  # fmt: skip
