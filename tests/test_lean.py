@@ -413,6 +413,16 @@ def test_a_refusal_names_the_least_of_what_is_swapped_beside_the_work():
     assert {refused(part * enough - 1) for part in (0.95, 0.98, 0.99, 1.0)} == {enough}
 
 
+def test_no_schedule_of_those_searched_together_hides_another_s_leanest_plans():
+    """Told to recompute they are searched together: 1F1B fits a limit that was refused for the bytes of seq1f1b's slices."""
+    model = tp.GPTConfig(n_layer=5, n_head=2, n_embd=32, vocab_size=101, block_size=48)
+    cluster = tp.Cluster(num_devices=3, devices_per_node=3, memory_bytes=1957632, link_latency_s=5e-6, link_bandwidth_Bps=1e9,
+                         peak_flops=1e12)
+    auto = tp.plan(model, cluster, batch=5, seq_len=45, stages=3, chunks=1, granularity=5)
+    one = tp.plan(model, cluster, batch=5, seq_len=45, stages=3, chunks=1, granularity=5, schedule="1f1b")
+    assert max(auto.peak_memory_bytes) <= 1957632 and auto.step_time_s <= one.step_time_s
+
+
 def test_what_cannot_be_cut_is_refused():
     model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=20, block_size=16)
     program = tp.schedules.gpipe(2, 2).lower()

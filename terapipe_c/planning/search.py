@@ -248,8 +248,8 @@ class _Hunt:
         something is known to fit."""
         if self.judge.in_passing:
             near = limit if self.exact else limit + limit // _NEARLY
-            return any(self._tight(order, near, mends=False) is not None for order in self._orders()[:2])
-        orders = self._orders()[:2]
+            return any(self._tight(order, near, mends=False) is not None for order in self._leanest(self._orders()))
+        orders = self._leanest(self._orders())
         if self.exact and self.partition is None and enough is not None:
             orders = [order for order in orders if late() or self._fits_less(order, enough)]
         return late() or self._nearly_fits([self._least_of(order) for order in orders], limit)
@@ -345,6 +345,10 @@ class _Hunt:
 
         return [Candidate(0.0, name, cut, s, int(name in ZERO_BUBBLE), self.judge.savings) for name, s in sorted(pairs, key=held)]
 
+    def _leanest(self, orders: list[Candidate]) -> list[Candidate]:
+        """The two of each schedule that hold fewest activations: searched together, one schedule's two must not hide another's."""
+        return [order for name in self.names for order in [order for order in orders if order.schedule == name][:2]]
+
     def _cut(self, order: Candidate, like: Candidate, limit: int) -> Candidate | None:
         """The schedule and slices of ``order`` on a partition that fits the limit if its program is that of ``like``: the most even
         one, or one by pairs where that is faster; on the given partition where there is one."""
@@ -372,11 +376,13 @@ class _Hunt:
     def _lean_within(self, limit: int, most: int = _STARTS) -> Candidate | None:
         """The best end of descents from partitions that ``_tight`` finds; None where even the orders that hold least have none."""
         orders = self._orders()
-        first = [c for order in orders[:2] for c in (self._tight(way, limit) for way in _ways(order)) if c is not None]
+        lean = self._leanest(orders)
+        first = [c for order in lean for c in (self._tight(way, limit) for way in _ways(order)) if c is not None]
         if not first:
             return None
         stop = self.judge.work + self.work // 2
-        for order in sorted(orders[2:], key=lambda order: estimate(self.judge, order.slicing))[:2 * most]:
+        others = [order for order in orders if order not in lean]
+        for order in sorted(others, key=lambda order: estimate(self.judge, order.slicing))[:2 * most]:
             if len(first) > most or self.judge.work > stop or late():
                 break
             found = self._tight(order, limit)
@@ -398,8 +404,8 @@ class _Hunt:
                 or judge.judge(order.schedule, least.partition, order.slicing, order.pending))
 
     def _least(self) -> list[Candidate]:
-        """``_least_of`` for the two orders that hold fewest activations, however looped stages do them."""
-        return [self._least_of(way) for order in self._orders()[:2] for way in _ways(order)]
+        """``_least_of`` for the two orders of each schedule that hold fewest activations, however looped stages do them."""
+        return [self._least_of(way) for order in self._leanest(self._orders()) for way in _ways(order)]
 
     def _lowest(self) -> list[Candidate]:
         """``_least``; and, where stages are not cut exactly, the fastest plan found that needs no more than these, unless that is
