@@ -11,7 +11,8 @@ from terapipe_c import _core, schedules
 from terapipe_c.engine import cut_least, cut_stages, dimensions, rank_memory
 from terapipe_c.partition import even_partition
 from terapipe_c.planning.judge import Judge, Savings
-from terapipe_c.planning.request import SAVERS
+from terapipe_c.planning.request import AUTO, SAVERS
+from terapipe_c.planning.search import search
 
 CLUSTER = tp.Cluster(num_devices=8, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e10)
 
@@ -418,9 +419,22 @@ def test_no_schedule_of_those_searched_together_hides_another_s_leanest_plans():
     model = tp.GPTConfig(n_layer=5, n_head=2, n_embd=32, vocab_size=101, block_size=48)
     cluster = tp.Cluster(num_devices=3, devices_per_node=3, memory_bytes=1957632, link_latency_s=5e-6, link_bandwidth_Bps=1e9,
                          peak_flops=1e12)
-    auto = tp.plan(model, cluster, batch=5, seq_len=45, stages=3, chunks=1, granularity=5)
-    one = tp.plan(model, cluster, batch=5, seq_len=45, stages=3, chunks=1, granularity=5, schedule="1f1b")
-    assert max(auto.peak_memory_bytes) <= 1957632 and auto.step_time_s <= one.step_time_s
+    savings = Savings((False, *[True] * 10, False))
+    judge = Judge(model, tp.CostModel.analytic(model, cluster), 3, 1, 1957632, savings=savings)
+    found = search(judge, AUTO, 5, 45, 5, None, None)
+    assert found is not None and found.schedule == "1f1b" and max(judge.peak_bytes(found)) == 1956736
+
+
+def test_every_schedule_is_told_to_recompute_where_nothing_else_fits():
+    """Looped stages need less than any of one stage a rank: auto refused what they can do by their name."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=101, block_size=8)
+    request = dict(batch=3, seq_len=8, stages=2, granularity=4)
+    with pytest.raises(tp.InfeasibleError) as refused:
+        tp.plan(model, CLUSTER, memory_bytes=1, schedule="looped-bfs", **request)
+    enough = refused.value.memory_bytes
+    auto, named = (tp.plan(model, CLUSTER, memory_bytes=enough, schedule=name, **request) for name in ("auto", "looped-bfs"))
+    assert auto.schedule == "looped-bfs" and any(auto.recompute) and auto.step_time_s <= named.step_time_s
+    assert any(line.startswith("told to recompute") and "by looped-bfs of 2 chunks" in line for line in auto.search_log)
 
 
 def test_what_cannot_be_cut_is_refused():

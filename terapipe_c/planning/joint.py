@@ -20,7 +20,8 @@ Not promised: to beat a plan for which only the other planner was given ``granul
 paper's planner ``data_parallel``. Given values are kept, and a finer grid or a cut made by hand is another request; a given
 partition without chunks has one stage for each rank, whatever a schedule with several stages a rank could make of it. Nor to beat a
 plan for which ``recompute`` was given; weighed are what the papers' planners choose to recompute, and the terapipe planner with
-each named choice: before the searches where memory binds, because that may spare them, else after.
+each named choice: before the searches where memory binds, because that may spare them, else after; and, where nothing fits that is
+not told to recompute, with every schedule by name, too, so that nothing is refused that one of these can do.
 
 Questions that do not depend on each other are asked side by side (side_by_side.py): without a limit of time a question is to beat
 what was found before the last few questions, however many threads there are.
@@ -36,7 +37,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -44,7 +45,6 @@ from .. import planners
 from .._core import DeadlineError, Error, InfeasibleError
 from ..config import counted, human_seconds
 from ..guests import BPIPE
-from ..partition import equal_lengths
 from ..schedules import CHIMERA, SLICED, ZERO_BUBBLE, ZIGZAG
 from .bounds import AT_ONCE, Least, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s, whole_bound_s
 from .deadline import check_time, late, limited, share
@@ -57,13 +57,14 @@ from .singles import (
     CHUNKS,
     by_name,
     chunks_left_out,
+    last_resorts,
     plan_singles,
     plan_singles_within,
     recomputing,
     single,
     why_left_out,
 )
-from .starts import StageCost, balanced, kind_seconds, uniform
+from .starts import StageCost, balanced, kind_seconds, powers, quick_slicings, uniform
 
 __all__ = ["plan_jointly"]
 
@@ -198,7 +199,7 @@ class _Blocks:
             total, largest = self.of(request.slicing)
             units = sum(len(lengths) for _, lengths in request.slicing)
             return max(total / stages, largest) / units * (units * chunks + ranks - 1)
-        sizes = [b for b in _powers(min(share, request.costs.known_batch)) if share % b == 0]
+        sizes = [b for b in powers(min(share, request.costs.known_batch)) if share % b == 0]
         each = []
         for b in sizes:
             total, largest = self.of(((b, (request.seq_len,)),))
@@ -208,30 +209,6 @@ class _Blocks:
                                     granularity=request.unit)
         sliced = share * chunks * one.total_s + (ranks - 1) * one.max_s
         return min(*each, sliced * max(1.0, largest * stages / total)) if total > 0 else sliced
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << i for i in range(most.bit_length())]
-
-
-def _quick_slicings(request: Request, stages: int) -> Iterator[tuple[Micro, ...]]:
-    """Whole sequences, TeraPipe's optimum for equal stages, a few equal slices, and micro-batches of 2, 4, ... sequences."""
-    if request.slicing is not None:
-        yield request.slicing
-        return
-    whole = ((1, (request.seq_len,)),) * request.share
-    yield whole
-    if request.seq_len > request.unit and request.schedules != (SLICED,):
-        one = planners.slice_tokens(StageCost(request.costs, request.model, stages), stages, seq_len=request.seq_len,
-                                    granularity=request.unit)
-        best = tuple(int(n) for n in one.lengths)
-        equal = [tuple(n * request.unit for n in equal_lengths(request.seq_len // request.unit, parts)) for parts in (4, 2)
-                 if parts * request.unit <= request.seq_len]
-        for lengths in dict.fromkeys((best, *equal)):
-            yield ((1, lengths),) * request.share
-    for size in _powers(min(request.share, request.costs.known_batch))[1:]:
-        if request.share % size == 0:
-            yield ((size, (request.seq_len,)),) * (request.share // size)
 
 
 def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
@@ -246,7 +223,7 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
 
     stop = judge.work + _LOOK * (1 + len(request.schedules))
     consider(uniform(judge, request))
-    for slicing in _quick_slicings(request, stages):
+    for slicing in quick_slicings(request, stages):
         halved = max(len(s) for _, s in slicing) == 1 and min(b for b, _ in slicing) > 1 and stages > 1
         for name in request.schedules:
             if judge.work >= stop or late():
@@ -275,6 +252,7 @@ class _Search:
         self.refusals: list[InfeasibleError] = []   # only of what is asked under every limit of memory
         self.cut: list[str] = []               # single planners that the time limit stopped
         self.stopped: set[str] = set()         # choices of ``recompute`` that had no plan when their share of the time was up
+        self.untold = False                    # did a plan fit that was not told what to recompute?
         self.reserve: Found | None = None      # what was built at once, where there is a time limit
         self.log: list[str] = []
         self.work = 0
@@ -292,6 +270,7 @@ class _Search:
 
     def offer(self, found: Found, by: str) -> bool:
         """Take ``found`` as the plan in hand if it is faster; was it?"""
+        self.untold |= not any(found.judge.savings.recompute)
         if found.candidate.seconds < self.seconds * SLIGHT:
             self.best, self.by = found, by
             return True
@@ -560,6 +539,17 @@ class _Search:
             self.log.append(f"not told to recompute {' or '.join(left)}: the bounds of such plans are no better than the best")
         return not self.stopped
 
+    def resort(self) -> None:
+        """Where nothing fits but what is told to recompute: tell those schedules, too, that :meth:`recompute` does not ask. Some
+        need less memory, or are faster in as much."""
+        if self.request.recompute or self.untold or late():
+            return
+        for how, found in last_resorts(self.request, lambda: self.seconds, self.beside):
+            if isinstance(found, Error):
+                self._refused(found)
+            elif self.offer(found, f"terapipe told to recompute {how}"):
+                self.log.append(f"told to recompute {how}, as else too little fits: {human_seconds(self.seconds)}, better")
+
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
         fixed_slicing = r.slicing is not None or start.schedule == SLICED
@@ -582,6 +572,7 @@ def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: Non
         s.deepen()
         if not done:
             s.recompute(at_last=True)
+        s.resort()
     if s.reserve is not None and (s.best is None or late()):   # what was stopped has not found as good a one, maybe
         s.offer(s.reserve, "what could be built at once")
     if s.best is None:

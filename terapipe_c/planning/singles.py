@@ -38,8 +38,8 @@ from .request import (
 from .side_by_side import SideBySide
 from .starts import whole_sequences
 
-__all__ = ["CHUNKS", "Hurried", "at_once", "by_name", "chunk_counts", "chunks_left_out", "plan_singles", "plan_singles_within",
-           "recomputing", "single", "why_left_out"]
+__all__ = ["CHUNKS", "Hurried", "at_once", "by_name", "chunk_counts", "chunks_left_out", "last_resorts", "plan_singles",
+           "plan_singles_within", "recomputing", "single", "why_left_out"]
 
 CHUNKS = (1, 2, 3, 4)    # numbers of chunks that are searched
 _SOON = 20_000           # cells of a program that takes about 20 ms
@@ -292,12 +292,31 @@ def _telling(request: Request, kinds: tuple[str, ...]) -> list[Request]:
     return [one for one in asked if one is not None]
 
 
-def _told(asked: Request, kinds: tuple[str, ...], rival_s: float) -> Found | Error | None:
-    """The plan, on those numbers of ranks whose bounds are better than ``rival_s``; None: there are none."""
+def last_resorts(request: Request, rival_s: Callable[[], float], beside: SideBySide) -> Iterator[tuple[str, Found | Error]]:
+    """(choice of ``recompute`` and schedule, plan or why there is none) of the terapipe planner with each schedule and number of
+    chunks by name, for each choice, but where the bounds of such plans are no better than ``rival_s()``. Only numbers of ranks
+    that have room for the parameters."""
+    usual = single(request, "terapipe")                        # now each schedule alone
+    searches = [*([usual] if usual is not None else []), *(asked for asked in by_name(request) if asked.planner == "terapipe")]
+    every = [replace(asked, ranks=ranks) for asked in searches
+             if (ranks := tuple(n for n in asked.ranks if not asked.judge(n).too_small()))]
+    for what, kinds in RECOMPUTE.items():
+        flags, rival = tuple(block.kind in kinds for block in request.model.blocks), rival_s()
+        told = [replace(asked, recompute=flags) for asked in every]
+        for one, answer in [(one, beside.ask(partial(_told, one, kinds, rival, True))) for one in told]:
+            if late():
+                return
+            if (found := answer()) is not None:
+                yield f"{what} by {' or '.join(one.schedules)}" + f" of {one.chunks} chunks" * (one.chunks > 1), found
+
+
+def _told(asked: Request, kinds: tuple[str, ...], rival_s: float, in_passing: bool = False) -> Found | Error | None:
+    """The plan, on those numbers of ranks whose bounds are better than ``rival_s``; None: there are none. in_passing: a refusal
+    need not name the least."""
     if rival_s < math.inf and CHIMERA not in asked.schedules:
         bounds = again_bound_s(asked, kinds)
         asked = replace(asked, ranks=tuple(n for n in asked.ranks if bounds[n] < rival_s * SLIGHT))
-    return _answer(asked, partial(_against, asked, rival_s)) if asked.ranks else None
+    return _answer(asked, partial(_against, asked, rival_s, in_passing)) if asked.ranks else None
 
 
 def _quicker(one: Found | Error | None, other: Found | Error | None) -> Found | Error | None:
@@ -311,8 +330,8 @@ def _quicker(one: Found | Error | None, other: Found | Error | None) -> Found | 
     return one if isinstance(one, DeadlineError) and not isinstance(other, Found) else other
 
 
-def _against(asked: Request, rival_s: float, ranks: int) -> Judge:
+def _against(asked: Request, rival_s: float, in_passing: bool, ranks: int) -> Judge:
     """A judge for plans that are to beat a plan in hand, if there is one."""
     judge = asked.judge(ranks)
-    judge.rival_s, judge.in_passing, judge.may_give_up = rival_s, rival_s < math.inf, True
+    judge.rival_s, judge.in_passing, judge.may_give_up = rival_s, in_passing or rival_s < math.inf, True
     return judge

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +208,31 @@ def estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
         seconds = float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks)
         judge.paces[slicing] = rounded(seconds)
     return judge.paces[slicing]
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to ``most``."""
+    return [1 << i for i in range(most.bit_length())]
+
+
+def quick_slicings(request: Request, stages: int) -> Iterator[tuple[Micro, ...]]:
+    """Whole sequences, TeraPipe's optimum for equal stages, a few equal slices, and micro-batches of 2, 4, ... sequences."""
+    if request.slicing is not None:
+        yield request.slicing
+        return
+    whole = ((1, (request.seq_len,)),) * request.share
+    yield whole
+    if request.seq_len > request.unit and request.schedules != (SLICED,):
+        one = planners.slice_tokens(StageCost(request.costs, request.model, stages), stages, seq_len=request.seq_len,
+                                    granularity=request.unit)
+        best = tuple(int(n) for n in one.lengths)
+        equal = [tuple(n * request.unit for n in equal_lengths(request.seq_len // request.unit, parts)) for parts in (4, 2)
+                 if parts * request.unit <= request.seq_len]
+        for lengths in dict.fromkeys((best, *equal)):
+            yield ((1, lengths),) * request.share
+    for size in powers(min(request.share, request.costs.known_batch))[1:]:
+        if request.share % size == 0:
+            yield ((size, (request.seq_len,)),) * (request.share // size)
 
 
 def starts_on(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
