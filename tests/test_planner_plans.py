@@ -111,9 +111,25 @@ def test_schedules_that_go_down_and_up_again_say_what_they_cannot():
                           (dict(schedule="looped-bfs", planner="bmpipe"), "interleaved would be right"),
                           (dict(schedule="looped-bfs", planner="dapple"), "one stage a rank"),
                           (dict(chunks=2, stages=3), "a multiple of the ranks would be right; schedule looped-bfs has any number"),
-                          (dict(chunks=2, stages=3, planner="bmpipe"), "a multiple of the ranks would be right$")):
+                          (dict(chunks=2, stages=3, planner="bmpipe"),
+                           r"right; slicing=\[\(2, \[16\]\)\] \+ \[\(1, \[16\]\)\] \* 2 makes 3 of the 4 sequences$")):
         with pytest.raises(tp.InvalidValueError, match=word):
             tp.plan(MODEL, CLUSTER, **{"batch": BATCH, "seq_len": SEQ, "planner": "uniform", "stages": 2} | request)
+
+
+def test_interleaved_stages_say_which_micro_batches_the_ranks_divide():
+    """Of unequal numbers of sequences, which nobody plans by itself."""
+    request = dict(batch=5, seq_len=SEQ, schedule="interleaved", chunks=2)
+    with pytest.raises(tp.InvalidValueError, match="5 micro-batches for 3 ranks") as error:
+        tp.plan(MODEL, CLUSTER, stages=3, **request)
+    said = str(error.value).split("slicing=")[1].removesuffix(" makes 3 of the 5 sequences")
+    assert tp.plan(MODEL, CLUSTER, stages=3, slicing=eval(said), **request).ranks == 3
+    three = tp.Cluster(**{**CLUSTER.to_dict(), "num_devices": 3})
+    log = tp.plan(MODEL, three, **request).search_log
+    left = next(line for line in log if line.startswith("3 ranks left out: "))
+    assert left.endswith(f"slicing={said} makes 3 of the 5 sequences")
+    with pytest.raises(tp.InvalidValueError, match="looped-bfs has any number$"):
+        tp.plan(MODEL, CLUSTER, stages=3, **{**request, "batch": 2})
 
 
 def refused(plan, word, monkeypatch):

@@ -95,8 +95,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             fewer, be these faster or not. The others choose stages (and recompute and swap) as their papers do, for whole
             sequences: "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe", "pipedream", "dapple",
             "piper", "vpipe", "adapipe", "merak".
-        schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "looped-bfs" (the same breadth
-            first, for any number of micro-batches: a long sequence in slices), "sliced-1f1b" (AutoPipe's: whole
+        schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank; of a batch that is no multiple of the
+            ranks only with ``slicing``), "looped-bfs" (the same breadth first, for any number of micro-batches: a long sequence
+            in slices), "sliced-1f1b" (AutoPipe's: whole
             sequences, the first forwards in halves along the batch), "bpipe" (1f1b whose first ranks keep activations in the
             last ones' memory), "zb-h1", "zb-h2", and those whose stages go down the
             ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave; its authors' placement,

@@ -60,6 +60,7 @@ from .singles import (
     last_resorts,
     plan_singles,
     plan_singles_within,
+    ranks_left_out,
     recomputing,
     single,
     why_left_out,
@@ -352,8 +353,7 @@ class _Search:
             text += f", {len(left)} left at the {'time' if late() else 'work'} limit"
             text += f" (bounds from {human_seconds(least)} on)" if least > 0 else ""
         self.log.append(text)
-        if more := chunks_left_out(self.request):
-            self.log.append(more)
+        self.log += [more for more in (chunks_left_out(self.request), ranks_left_out(self.request)) if more]
         left_out = {name: why for name, why in refused.items() if name not in names}
         if self.request.free_schedule:
             left_out = {name: refused.get(name, why) for name, why in why_left_out(self.request, names).items()}

@@ -251,6 +251,18 @@ def plans_order(planner: str, schedule: str) -> bool:
     return planner != "bmpipe" or schedule not in (*ZIGZAG, LOOPED)
 
 
+def grouped(share: int, ranks: int, seq_len: int, costs: CostModel) -> str:
+    """Of ``share`` sequences that make no multiple of the ranks in micro-batches of one each: what makes one, the smallest
+    micro-batches that do, in the user's words; "": they are too few, or the costs know no such micro-batches."""
+    micros = share // ranks * ranks
+    if micros == 0 or -(-share // micros) > costs.known_batch:
+        return ""
+    size, larger = divmod(share, micros)
+    parts = [(larger, size + 1), (micros - larger, size)]
+    cut = " + ".join(f"[({b}, [{seq_len}])]" + (f" * {count}" if count > 1 else "") for count, b in parts if count)
+    return f"slicing={cut} makes {micros} of the {share} sequences"
+
+
 def by_name_alone(request: Request) -> tuple[str, ...]:
     """Those schedules of ``BY_NAME`` that the request leaves open, with one chunk; chimera only where gradients may be summed in
     another order than on one device (``free_copies``) and both copies can have the same micro-batches."""
@@ -380,7 +392,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         told = known == ("interleaved",) and planner != "bmpipe" and chunks > 1
         for why in map(why_not, ranks):
             if why:
-                raise InvalidValueError(why + f"; schedule {LOOPED} has any number" * told)
+                groups = grouped(batch // replicas, ranks[0], seq_len, checked_costs) if cut is None else ""
+                raise InvalidValueError(why + f"; schedule {LOOPED} has any number" * told + (f"; {groups}" if groups else ""))
     limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
     if granularity is None:
         unit = 0

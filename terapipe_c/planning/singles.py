@@ -29,6 +29,7 @@ from .request import (
     Request,
     by_name_alone,
     even_halves,
+    grouped,
     halves,
     has_chunks,
     plans_order,
@@ -39,7 +40,7 @@ from .side_by_side import SideBySide
 from .starts import whole_sequences
 
 __all__ = ["CHUNKS", "Hurried", "at_once", "by_name", "chunk_counts", "chunks_left_out", "last_resorts", "plan_singles",
-           "plan_singles_within", "recomputing", "single", "why_left_out"]
+           "plan_singles_within", "ranks_left_out", "recomputing", "single", "why_left_out"]
 
 CHUNKS = (1, 2, 3, 4)    # numbers of chunks that are searched
 _SOON = 20_000           # cells of a program that takes about 20 ms
@@ -96,6 +97,18 @@ def chunks_left_out(request: Request) -> str:
         return ""
     return (f"numbers of chunks above {CHUNKS[-1]} that do not divide the layers evenly left out (asked for were "
             f"{', '.join(map(str, counts))}): by name each can be asked for")
+
+
+def ranks_left_out(request: Request) -> str:
+    """What the log says of the largest number of ranks on which the named schedule cannot have these micro-batches; "": of none."""
+    if not request.free_ranks or request.free_schedule:
+        return ""
+    name, micros = request.schedules[0], len(whole_sequences(request))
+    for ranks in halves(request.cluster.num_devices // request.replicas, request.model.num_blocks // request.chunks):
+        if why := possible(name, ranks, micros):
+            groups = grouped(request.share, ranks, request.seq_len, request.costs) if request.slicing is None else ""
+            return f"{ranks} ranks left out: {why}" + (f"; {groups}" if groups and name == "interleaved" else "")
+    return ""
 
 
 def by_name(request: Request) -> Iterator[Request]:
