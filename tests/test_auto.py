@@ -212,7 +212,7 @@ def test_interleaved_of_one_chunk_is_weighed_too():
     ({"slicing": 2}, "sliced-1f1b", "whole sequences alone, where the slicing that is given cuts them"),
     ({"chunks": 2}, "1f1b", "one stage a rank, where a rank has 2 here"),
     ({"chunks": 2}, "chimera", "one stage a rank, where a rank has 2 here"),
-    ({"chunks": 1}, "looped-bfs", "with one stage a rank it is gpipe"),
+    ({"chunks": 1, "batch": 1}, "looped-bfs", "with one stage a rank and one micro-batch it is gpipe"),
     ({"chunks": 1}, "zb-v", "several stages a rank, where a rank has 1 here"),
     ({"stages": None, "partition": [(0, 4), (4, 10)]}, "hanayo",
      "several stages a rank, where the partition that is given has one for each rank"),

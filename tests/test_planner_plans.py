@@ -104,6 +104,15 @@ def test_looped_stages_train_too(chunks, slicing, tmp_path):
             assert losses == one_device(True) and report.peak_memory_bytes == plan.peak_memory_bytes
 
 
+def test_looped_stages_of_one_chunk_are_weighed_too():
+    """They are gpipe's in another order, where a rank has several micro-batches: one goes back as soon as it can."""
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=101, block_size=8)
+    cluster = tp.Cluster(num_devices=8, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=1e10)
+    request = dict(batch=3, seq_len=8, stages=3, granularity=8, chunks=1)
+    auto = tp.plan(model, cluster, **request)
+    assert auto.step_time_s <= tp.plan(model, cluster, planner="terapipe", schedule="looped-bfs", **request).step_time_s
+
+
 def test_schedules_that_go_down_and_up_again_say_what_they_cannot():
     for request, word in ((dict(schedule="zb-v", chunks=4), "2 would be right"), (dict(schedule="hanayo", chunks=3), "two a wave"),
                           (dict(schedule="dualpipe-v", stages=3, batch=4), "at least 6"), (dict(schedule="zb-v", planner="bmpipe"),

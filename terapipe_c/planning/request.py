@@ -277,7 +277,8 @@ def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:
     if not request.free_schedule:
         return tuple(name for name in request.schedules if chunks == request.chunks or has_chunks(name, chunks))
     sliced = request.slicing is not None and max(len(lengths) for _, lengths in request.slicing) > 1
-    left_out = (SLICED,) * sliced + (LOOPED,) * (chunks == 1)
+    alone = (request.share if request.slicing is None else len(request.slicing)) == 1
+    left_out = (SLICED,) * sliced + (LOOPED,) * (chunks == 1 and alone)   # else order may differ
     return tuple(name for name in JOINT if has_chunks(name, chunks) and name not in left_out)
 
 

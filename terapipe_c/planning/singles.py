@@ -150,7 +150,7 @@ def _why(request: Request, name: str) -> str:
             else f"a rank has {request.chunks} here"
         return f"{'several stages' if has_chunks(name, 2) else 'one stage'} a rank, where {given}"
     if name == LOOPED and set(counts) == {1}:
-        return "with one stage a rank it is gpipe"
+        return "with one stage a rank and one micro-batch it is gpipe"
     if name == SLICED and request.slicing is not None:
         return "whole sequences alone, where the slicing that is given cuts them"
     if name == CHIMERA and not request.free_copies:
