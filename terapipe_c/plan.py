@@ -67,7 +67,8 @@ class Plan:
         schedule: a name of ``plan(schedule=...)``; "own": of :meth:`with_program`.
         ranks, chunks, data_parallel: of a replica, virtual stages of each rank, replicas of the whole pipeline.
         stages: (first block, last block + 1) of each virtual stage.
-        slicing: (sequences in the micro-batch, slice lengths in tokens) of each micro-batch.
+        slicing: (sequences in the micro-batch, slice lengths in tokens) of each micro-batch of one replica: batch / data_parallel
+            sequences in all.
         recompute, swap: per block, whether its activations are made again before its backward, and bytes of a micro-batch that
             leave the device and come back.
         program: lowered, backward split into I and W. durations: seconds of its instructions, [virtual stages, units].
