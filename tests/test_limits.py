@@ -380,6 +380,19 @@ def test_past_the_limit_no_more_is_built_than_a_small_program(planner, most, cou
         assert plan.data_parallel > 1
 
 
+@pytest.mark.parametrize("planner, latency_s, bandwidth_Bps, ranks, replicas", [
+    ("terapipe", 1e-6, 1e5, 1, 1), ("terapipe", 100.0, 1e10, 1, 1), ("terapipe", 1e-6, 1e9, 12, 1), ("auto", 1e-6, 1e7, 1, 16),
+    ("auto", 1e-6, 1e9, 3, 8)])
+def test_past_the_limit_links_that_are_slow_are_not_waited_for(planner, latency_s, bandwidth_Bps, ranks, replicas, counted):
+    """By passes alone twelve ranks were the fastest there is time for, were a message to take longer than all the work."""
+    cluster = tp.Cluster(num_devices=24, memory_bytes=1e13, link_latency_s=latency_s, link_bandwidth_Bps=bandwidth_Bps,
+                         peak_flops=1e13)
+    request = dict(batch=1024, seq_len=2048, planner=planner, time_limit_s=1e-9, executable=False)
+    plan = tp.plan(LARGE, cluster, **request)
+    assert (plan.ranks, plan.data_parallel) == (ranks, replicas)
+    assert plan.step_time_s <= tp.plan(LARGE, cluster, stages=1, **request).step_time_s
+
+
 def test_a_program_that_is_being_built_is_given_up_at_the_limit(counted):
     """Unless it must be there in any case; and what was given up is made once there is more time."""
     request = check_request(LARGE, tp.Cluster.preset("a100-80", 8), 1024, 2048, None, planner="uniform", schedule="1f1b", **NONE)

@@ -9,10 +9,11 @@ from functools import partial, reduce
 
 from .._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
 from ..guests import evicts
+from ..partition import updated_of_kind
 from ..schedules import CHIMERA, LOOPED, SLICED
 from .bounds import again_bound_s
 from .deadline import late, limited, share, without
-from .judge import SLIGHT, Judge, lightest, possible
+from .judge import SLIGHT, Judge, lightest, possible, rounded
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
 from .request import (
@@ -37,7 +38,7 @@ from .request import (
     unlike,
 )
 from .side_by_side import SideBySide
-from .starts import whole_sequences
+from .starts import kind_seconds, whole_sequences
 
 __all__ = ["CHUNKS", "Hurried", "at_once", "by_name", "chunk_counts", "chunks_left_out", "last_resorts", "plan_singles",
            "plan_singles_within", "ranks_left_out", "recomputing", "single", "why_left_out"]
@@ -247,8 +248,8 @@ def _same(judge: Judge, ranks: int) -> Judge:
 
 def _ways(request: Request, ways: list[Request]) -> list[Request]:
     """What ``at_once`` asks a planner of whole sequences, in this order: as it is, or, where its program would take long, with
-    one number of ranks and the most replicas beside it: first those whose program is built soon, by the passes of one stage after
-    the other that their step takes; then the smallest program first."""
+    one number of ranks and the most replicas beside it: first those whose program is built soon, by about how long their step
+    takes; then the smallest program first."""
     if not ways or _cells(ways[0]) <= _SOON:
         return ways
     devices, some = request.cluster.num_devices, [request.replicas]
@@ -262,9 +263,22 @@ def _ways(request: Request, ways: list[Request]) -> list[Request]:
 
 def _hurried(asked: Request) -> tuple[bool, float, int]:
     """Key of the order of :func:`_ways`."""
-    cells, ranks, micros = _cells(asked), asked.ranks[0], len(whole_sequences(asked))
+    cells = _cells(asked)
     soon = cells <= _SOON
-    return not soon, (micros + ranks - 1) / ranks if soon else 0.0, cells
+    return not soon, _guess_s(asked) if soon else 0.0, cells
+
+
+def _guess_s(asked: Request) -> float:
+    """About the seconds of a step: passes of even stages, one after the other, each of which waits for its messages there and back,
+    and the sum over the replicas. By the passes alone slow links would have as many ranks as fast ones."""
+    ranks, slicing, model = asked.ranks[0], whole_sequences(asked), asked.model
+    judge, micros = asked.judge(ranks), len(slicing)
+    seconds, params = kind_seconds(judge, slicing), updated_of_kind(model)
+    work_s = sum(seconds[block.kind] for block in model.blocks) / (micros * ranks)
+    rows = sum(size * sum(lengths) for size, lengths in slicing) / micros
+    message_s = 2 * asked.chunks * judge.mean_message_s(rows) if ranks > 1 else 0.0
+    sum_s = float(judge.replicas.seconds(4.0 * sum(params[block.kind] for block in model.blocks) / ranks))
+    return rounded((micros + ranks - 1) * (work_s + message_s) + sum_s)
 
 
 def _cells(asked: Request) -> int:
