@@ -219,23 +219,6 @@ def test_few_choices_are_solved_on_long_chains(alike, most) -> None:
     assert backwards.time_per_sample_s == pytest.approx(plan.time_per_sample_s, rel=1e-12)
 
 
-@pytest.mark.parametrize("field", range(5), ids=["time_s", "param_bytes", "memory_a", "memory_b", "degree"])
-def test_layers_that_differ_in_one_thing_are_not_taken_for_each_other(field) -> None:
-    """What both planners remember of a stage they use for stages like it; neither all pairs nor a graph that is no chain does."""
-    rng = np.random.default_rng(field)
-    for _ in range(20):
-        low = rng.integers(1, 9, 4).astype(float)
-        keeps = [low, low + (np.arange(4) == field) * float(rng.integers(4, 20))]
-        nodes = [LayerNode(i, {t: [LayerVariant("keep", *(keep / min(t, 2))), LayerVariant("again", *(keep * again / min(t, 2)))]
-                               for t in (1, 2 + (field == 4) * int(rng.integers(2)))})
-                 for i, keep in enumerate(keeps[k] for k in rng.integers(0, 2, 8))
-                 for again in [(1.3, 1.0, 0.2, 1.0)]]  # fmt: skip
-        graph = LayerGraph(nodes, [LayerEdge(i, i + 1, 1.0) for i in range(7)], 8, float(rng.integers(20, 90)), 10.0, 8)
-        assert piper(graph).stages == piper(graph, exhaustive=True).stages
-        backwards = parallel_layers(replace(graph, nodes=nodes[::-1]))
-        assert parallel_layers(graph).time_per_sample_s == pytest.approx(backwards.time_per_sample_s, rel=1e-12)
-
-
 def test_piper_fills_its_table_once_where_its_plan_is_the_best() -> None:
     """Piper's programme once began at a bound by work and filled its table up to five times, slower than with all pairs."""
     graph = replace(long_chain(12, False), devices=64, micro_batches=64)
