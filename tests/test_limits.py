@@ -393,6 +393,14 @@ def test_past_the_limit_links_that_are_slow_are_not_waited_for(planner, latency_
     assert plan.step_time_s <= tp.plan(LARGE, cluster, stages=1, **request).step_time_s
 
 
+def test_past_the_limit_a_head_that_is_most_of_the_work_is_not_taken_for_evenly_divided(counted):
+    """Three ranks of which one has it all were thought to be three times as fast as one."""
+    model = tp.GPTConfig(n_layer=6, n_head=8, n_embd=64, vocab_size=50000, block_size=512)
+    cluster = tp.Cluster(num_devices=24, memory_bytes=1e13, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=1e12)
+    plan = tp.plan(model, cluster, 16384, 512, time_limit_s=1e-9)
+    assert (plan.ranks, plan.data_parallel) == (1, 16)
+
+
 def test_a_program_that_is_being_built_is_given_up_at_the_limit(counted):
     """Unless it must be there in any case; and what was given up is made once there is more time."""
     request = check_request(LARGE, tp.Cluster.preset("a100-80", 8), 1024, 2048, None, planner="uniform", schedule="1f1b", **NONE)

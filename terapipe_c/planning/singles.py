@@ -9,8 +9,9 @@ from functools import partial, reduce
 
 from .._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
 from ..guests import evicts
-from ..partition import updated_of_kind
-from ..schedules import CHIMERA, LOOPED, SLICED
+from ..links import rank_of
+from ..partition import even_partition, updated_of_kind
+from ..schedules import CHIMERA, LOOPED, SLICED, ZIGZAG
 from .bounds import again_bound_s
 from .deadline import late, limited, share, without
 from .judge import SLIGHT, Judge, lightest, possible, rounded
@@ -269,16 +270,21 @@ def _hurried(asked: Request) -> tuple[bool, float, int]:
 
 
 def _guess_s(asked: Request) -> float:
-    """About the seconds of a step: passes of even stages, one after the other, each of which waits for its messages there and back,
-    and the sum over the replicas. By the passes alone slow links would have as many ranks as fast ones."""
+    """About the seconds of a step: micro-batches pass the fullest rank of an even partition one after the other, where each waits
+    for its messages there and back; then the sum over the replicas. By the passes alone slow links would have as many ranks as fast
+    ones."""
     ranks, slicing, model = asked.ranks[0], whole_sequences(asked), asked.model
-    judge, micros = asked.judge(ranks), len(slicing)
+    judge, micros, stages = asked.judge(ranks), len(slicing), ranks * asked.chunks
     seconds, params = kind_seconds(judge, slicing), updated_of_kind(model)
-    work_s = sum(seconds[block.kind] for block in model.blocks) / (micros * ranks)
+    work_s, held = [0.0] * ranks, [0.0] * ranks
+    for rank, (first, end) in zip(rank_of(ranks, stages, asked.schedules[0] in ZIGZAG), asked.partition or
+                                  even_partition(model, stages), strict=True):
+        work_s[rank] += sum(seconds[block.kind] for block in model.blocks[first:end]) / micros
+        held[rank] += sum(params[block.kind] for block in model.blocks[first:end])
     rows = sum(size * sum(lengths) for size, lengths in slicing) / micros
     message_s = 2 * asked.chunks * judge.mean_message_s(rows) if ranks > 1 else 0.0
-    sum_s = float(judge.replicas.seconds(4.0 * sum(params[block.kind] for block in model.blocks) / ranks))
-    return rounded((micros + ranks - 1) * (work_s + message_s) + sum_s)
+    passes_s = sum(work_s) + (micros - 1) * max(work_s) + (micros + ranks - 1) * message_s
+    return rounded(passes_s + float(judge.replicas.seconds(4.0 * max(held))))
 
 
 def _cells(asked: Request) -> int:
