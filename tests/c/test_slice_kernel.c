@@ -264,11 +264,44 @@ check_limit(void)
     release(g, 0);
 }
 
+/* Of a limit that is up at once, where the fastest plan is known: units that cost the same take their sum and, K - 1 times, one;
+ * where each slice takes as long as a quarter of them more, and K is 2, two halves are it, which are not of coarse units here. */
+static void
+check_bounds_at_the_limit(void)
+{
+    enum { MANY = 16392, K = 8 };
+    const double unit_s = 1e-6, fastest_s = unit_s * (MANY + K - 1), halved_s = 2.0 * unit_s * MANY * 2.25;
+    double *g = numbers(0, MANY + 1, 0.0), bound_s = 0.0;
+    int64_t before = tp_deadline_steps;
+    int whole = MANY;
+    tp_slice_options options = {.stages = K, .time_limit_s = 1e-9};
+    const tp_slice_cost cost = {.units = MANY, .g0 = g, .g1 = g};
+    tp_slice_plan plan = {0};
+    for (int i = 0; i <= MANY; i++)
+        g[i] = unit_s * i;
+    tp_deadline_steps = 256; /* a bound may end after 2^21 of the 2^27 steps of all */
+    failures += tp_slice_bound(&cost, &options, &whole, 1, &bound_s) != TP_OK;
+    tp_deadline_steps = before;
+    for (int i = 0; i <= MANY; i++)
+        g[i] += 0.25 * unit_s * MANY;
+    options.stages = 2;
+    failures += tp_plan_slices_apart(&cost, &cost, &options, &plan) != TP_OK;
+    if (bound_s > fastest_s || bound_s < 0.9 * fastest_s || plan.lower_bound_s > halved_s * (1.0 + 1e-12) ||
+        plan.latency_s < halved_s * (1.0 + 1e-6)) {
+        failures++;
+        fprintf(stderr, "bounds of %g and %.9g s where %g and %.9g are possible\n", bound_s, plan.lower_bound_s, fastest_s,
+                halved_s);
+    }
+    tp_slice_plan_free(&plan);
+    release(g, 0);
+}
+
 int
 main(void)
 {
     check_torn_table();
     check_limit();
+    check_bounds_at_the_limit();
     for (int isa = TP_SLICE_ISA_PORTABLE; isa <= TP_SLICE_ISA_AVX512; isa++) {
         const tp_slice_kernels *kernels = tp_slice_kernels_for((tp_slice_isa)isa);
         if (kernels != NULL)
