@@ -267,3 +267,15 @@ def test_ways_whose_bytes_are_nearly_the_same_are_told_apart(more) -> None:
     quick = found.assignment[0, 1].sum()
     assert found.layers.sum() == 1024 and more <= quick <= more + 12        # 1e-12 of the limit more
     assert found.optimal and found.step_time_s == 4096.0 - 0.5 * quick
+
+
+@pytest.mark.parametrize("seed", [0, 2, 5, 7, 11])
+def test_layers_move_to_stages_that_have_room_for_them_whatever_the_time(seed) -> None:
+    """Of each move only the stages whose layers change are looked at again; without moves nothing that fits is found here."""
+    rng = np.random.default_rng(seed)
+    layers = [{"name": str(t), "count": int(rng.integers(4, 9)), "fwd_s": float(rng.integers(1, 9)),
+               "bwd_s": float(rng.integers(1, 9)), "static_bytes": float(rng.integers(1, 30)),
+               "strategies": [{"extra_bwd_s": 0.0, "activation_bytes": float(rng.integers(1, 9))}]} for t in range(20)]  # fmt: skip
+    most = max(tp.planners.bmpipe(layers, 8, 16, math.inf, chunks=4, time_limit_s=1e-6).peak_memory_bytes)
+    found = tp.planners.bmpipe(layers, 8, 16, 0.7 * most, chunks=4, time_limit_s=1e-6)
+    assert max(found.peak_memory_bytes) <= 0.7 * most
