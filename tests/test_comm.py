@@ -357,6 +357,20 @@ def test_who_gathered_in_vain_does_not_gather_again(over):
     close(comms)
 
 
+def refused_beside(thread, comm):
+    """In which words a call is refused once the thread uses the communicator; None: it ended before."""
+    refused = None
+    while thread.is_alive() and refused is None:
+        time.sleep(0.01)
+        try:
+            comm.allgather(bytes(1 << 20))      # refused for its size, were it for nothing else
+        except RuntimeError as error:
+            refused = str(error)
+        except _core.InvalidValueError:
+            pass
+    return refused
+
+
 @pytest.mark.parametrize("attempt", ["run", "evaluate"])
 def test_who_closes_the_communicator_of_a_step_in_another_thread_is_refused(attempt):
     """It was freed, and the step went on in its memory."""
@@ -369,15 +383,7 @@ def test_who_closes_the_communicator_of_a_step_in_another_thread_is_refused(atte
     errors = []
     thread = threading.Thread(target=lambda: errors.append(pytest.raises(_core.DeadlineError, getattr(engine, attempt), tokens)))
     thread.start()
-    refused = None
-    while thread.is_alive() and refused is None:
-        time.sleep(0.01)
-        try:
-            comm.allgather(bytes(1 << 20))      # refused for its size, were it for nothing else
-        except RuntimeError as error:
-            refused = str(error)
-        except _core.InvalidValueError:
-            pass
+    refused = refused_beside(thread, comm)
     with pytest.raises(RuntimeError, match="in use by another thread"):
         comm.close()
     thread.join()

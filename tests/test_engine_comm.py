@@ -1,9 +1,9 @@
 """An engine, and who else would use its communicator meanwhile."""
 import contextlib
 import threading
-import time
 
 import pytest
+from test_comm import refused_beside
 from test_engine import partition_of, problem, region_for
 
 import terapipe_c as tp
@@ -34,15 +34,7 @@ def test_no_engine_opens_on_a_communicator_that_another_thread_uses(kind):
 
     thread = threading.Thread(target=receive)
     thread.start()
-    refused = None
-    while thread.is_alive() and refused is None:    # until it waits
-        time.sleep(0.01)
-        try:
-            comm.allgather(bytes(1 << 20))          # refused for its size, were it for nothing else
-        except RuntimeError as error:
-            refused = str(error)
-        except _core.InvalidValueError:
-            pass
+    refused = refused_beside(thread, comm)
     with pytest.raises(RuntimeError, match="in use by another thread"):
         opened()
     _core.Comm(comm.region, 1, 60.0).send(0, 1, b"over")
