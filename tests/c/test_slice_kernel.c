@@ -270,7 +270,7 @@ static void
 check_bounds_at_the_limit(void)
 {
     enum { MANY = 16392, K = 8 };
-    const double unit_s = 1e-6, fastest_s = unit_s * (MANY + K - 1), halved_s = 2.0 * unit_s * MANY * 2.25;
+    const double unit_s = 1e-6, fastest_s = unit_s * (double)(MANY + K - 1), halved_s = 2.0 * unit_s * (double)MANY * 2.25;
     double *g = numbers(0, MANY + 1, 0.0), bound_s = 0.0;
     int64_t before = tp_deadline_steps;
     int whole = MANY;
@@ -283,7 +283,7 @@ check_bounds_at_the_limit(void)
     failures += tp_slice_bound(&cost, &options, &whole, 1, &bound_s) != TP_OK;
     tp_deadline_steps = before;
     for (int i = 0; i <= MANY; i++)
-        g[i] += 0.25 * unit_s * MANY;
+        g[i] += 0.25 * unit_s * (double)MANY;
     options.stages = 2;
     failures += tp_plan_slices_apart(&cost, &cost, &options, &plan) != TP_OK;
     if (bound_s > fastest_s || bound_s < 0.9 * fastest_s || plan.lower_bound_s > halved_s * (1.0 + 1e-12) ||
