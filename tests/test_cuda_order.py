@@ -164,3 +164,7 @@ def test_a_kernel_reaches_what_stands_in_its_table(streams: Streams) -> None:
     assert k.status("sumsq", ONE, listed, sums, partial) == 0 and (sums == 4).all()
     streams.call("foreign", gradients[1].ctypes.data, 16, 0)
     k.clear()
+    again = k.lib.tp_simt_range_add, k.lib.tp_emu_order_touch  # whoever has that memory next; test_cuda_planned failed by it
+    at, size = sums.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(sums.nbytes)
+    assert again[0](at, size) == 0 and again[1](ctypes.c_void_p(OTHER), b"another operation", at, size, 1) == 0
+    k.lib.tp_simt_range_remove(at)

@@ -243,7 +243,6 @@ static void
 give_back(const tp_cuda_device *device, void *memory, size_t bytes)
 {
     tp_simt_range_remove(memory);
-    tp_emu_order_forget(memory, bytes);
     pthread_mutex_lock(&lock);
     taken[device->properties.index] -= bytes;
     pthread_mutex_unlock(&lock);

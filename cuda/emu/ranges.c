@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "cuda/emu/machine.h"
+#include "cuda/emu/order.h"
 
 typedef struct {
     uintptr_t begin, end;
@@ -54,10 +55,13 @@ void
 tp_simt_range_remove(const void *pointer)
 {
     pthread_rwlock_wrlock(&ranges_lock);
-    size_t at = range_find((uintptr_t)pointer);
-    if (at > 0 && ranges[at - 1].begin == (uintptr_t)pointer)
+    size_t at = range_find((uintptr_t)pointer), bytes = 0;
+    if (at > 0 && ranges[at - 1].begin == (uintptr_t)pointer) {
+        bytes = ranges[at - 1].end - ranges[at - 1].begin;
         memmove(ranges + at - 1, ranges + at, (ranges_count-- - at) * sizeof *ranges);
+    }
     pthread_rwlock_unlock(&ranges_lock);
+    tp_emu_order_forget(pointer, bytes); /* not under the lock: who holds order.c's asks for ranges */
 }
 
 int
