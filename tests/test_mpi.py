@@ -289,11 +289,8 @@ def test_two_jobs_at_one_port_do_not_take_each_others_ranks(tmp_path):
                                                                            for job in "01"]
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi"])
-def test_a_fork_sends_nothing_in_the_name_of_the_rank_and_ends(name):
-    """Over MPICH its message came, in the place of the rank's next; over Open MPI it waited for ever, and at its end over both: to
-    finalise the rank's MPI."""
-    code = """if True:
+# What a rank of two begins with: `comm` over MPI.
+CONNECTED = """if True:
         import os, sys
         from terapipe_c import _core, mpi
         from terapipe_c.environment import find_place
@@ -301,6 +298,14 @@ def test_a_fork_sends_nothing_in_the_name_of_the_rank_and_ends(name):
         region = _core.Region.create(2, bytes(4), 0, 64, False)
         control = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(4), 4096, ports=place.ports, timeout_s=30.0)
         comm = mpi.connect(control, place.launcher)
+"""
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+def test_a_fork_sends_nothing_in_the_name_of_the_rank_and_ends(name):
+    """Over MPICH its message came, in the place of the rank's next; over Open MPI it waited for ever, and at its end over both: to
+    finalise the rank's MPI."""
+    code = CONNECTED + """if True:
         if place.rank == 0:
             comm.send(1, 1, b"first")       # in the outbox, it may be
             if not os.fork():
@@ -365,15 +370,9 @@ def test_a_message_that_comes_too_late_is_the_next_receives(name):
 
 def test_who_is_killed_leaves_no_shared_memory():
     """MPICH's stayed in /dev/shm, megabytes of the machine's memory for every run in which a rank died."""
-    code = """if True:
-        import os, re, signal, sys
+    code = CONNECTED + """if True:
+        import re, signal
         from pathlib import Path
-        from terapipe_c import _core, mpi
-        from terapipe_c.environment import find_place
-        place = find_place(os.environ)
-        region = _core.Region.create(2, bytes(4), 0, 64, False)
-        control = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(4), 4096, ports=place.ports, timeout_s=30.0)
-        comm = mpi.connect(control, place.launcher)
         if place.rank == 0:
             names = set(re.findall("/dev/shm/mpich_shm[^ \\n]*", Path("/proc/self/maps").read_text()))
             sys.stdout.write(" ".join(names))

@@ -403,9 +403,8 @@ def test_a_fork_that_ends_says_no_goodbye_for_the_rank():
     assert said == ["good\n", "good\n", 2 * refused + "good\n"]
 
 
-def test_what_a_fork_opens_in_the_place_of_connections_is_its_forks_too():
-    """Forks of a fork lost the connections again: by then there were files of its own at those numbers."""
-    code = """if True:
+# Two ranks of a process of its own, as threads that end: `comms`.
+MET = """if True:
         import os, sys, threading
         from terapipe_c import _core
         port, comms = int(sys.argv[1]), [None] * 2
@@ -417,6 +416,12 @@ def test_what_a_fork_opens_in_the_place_of_connections_is_its_forks_too():
         threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
+"""
+
+
+def test_what_a_fork_opens_in_the_place_of_connections_is_its_forks_too():
+    """Forks of a fork lost the connections again: by then there were files of its own at those numbers."""
+    code = MET + """if True:
         if not os.fork():
             os.closerange(3, 256)           # as what becomes a daemon does
             files = [os.open(os.devnull, os.O_WRONLY) for _ in range(32)]
@@ -431,24 +436,15 @@ def test_what_a_fork_opens_in_the_place_of_connections_is_its_forks_too():
 
 def test_a_fork_loses_its_connections_where_no_descriptor_is_left():
     """It kept them all, having none for what it puts in their place: while it lived, the others missed nobody."""
-    code = """if True:
-        import os, resource, sys, threading
+    code = MET + """if True:
+        import resource
         from pathlib import Path
-        from terapipe_c import _core
-        port, comms = int(sys.argv[1]), [None] * 2
-
-        def meet(rank):
-            region = _core.Region.create(2, bytes(4), 0, 64, False)
-            comms[rank] = _core.tcp_comm(region, rank, "127.0.0.1", port, bytes([0, 1, 1, 0]), 64, timeout_s=20.0)
 
         def connections():
             mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}")}
             rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
             return sum(f"socket:[{row[9]}]" in mine for row in rows)
 
-        threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
         assert connections() == 4
         os.closerange(64, 256)
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
