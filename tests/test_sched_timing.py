@@ -240,11 +240,14 @@ def test_adding_up_gradients_is_no_work():
     plain = program.simulate(cost)
     tied = program.simulate({**cost, "AR": 0.25})
     np.testing.assert_allclose(tied.busy_s, plain.busy_s)
-    assert tied.bubbles["comm"] == pytest.approx(2 * 0.25) and plain.bubbles["comm"] == 0
+    assert tied.bubbles["comm"] == pytest.approx(3 * 0.25) and plain.bubbles["comm"] == 0    # the rank between waits as long
     parts = np.array([1.0, 3.0, 2.0])
     summed = program.simulate({**cost, "AR": 0.25, "OPT": 0.5 + parts, "OPT.sum": parts})
     np.testing.assert_allclose(summed.busy_s, plain.busy_s)
-    assert summed.bubbles["comm"] == pytest.approx(2 * 0.25 + parts.sum())
+    assert summed.bubbles["comm"] == pytest.approx(3 * (summed.makespan_s - plain.makespan_s))
+    for line in (tied, summed):        # what the others waited for was imbalance
+        assert line.bubbles["imbalance"] == pytest.approx(plain.bubbles["imbalance"])
+        assert sum(line.bubbles.values()) - line.bubbles["comm"] == pytest.approx(sum(plain.bubbles.values()))
     # each rank adds up its own before all meet: as if the sums were behind its last W, and then the updates
     ends = plain.intervals[plain.intervals["op"] == schedules.OPS.index("W")]
     bodies = [ends["end_s"][ends["rank"] == rank].max() for rank in range(3)]

@@ -9,6 +9,8 @@ has_messages(const tp_program *p, const tp_durations *d)
 {
     if (d->seconds[TP_OP_SE] || d->seconds[TP_OP_RE] || d->seconds[TP_OP_SL] || d->seconds[TP_OP_RL] || d->guest_comm_s)
         return 1;
+    if (d->seconds[TP_OP_AR] != NULL || d->sum_s != NULL)
+        return 1;
     if (tp_sched_has_copies(d) || d->half_comm_s[0] || d->half_comm_s[1] || d->back_comm_unit_s)
         return 1;
     const double *comm = d->comm_unit_s != NULL ? d->comm_unit_s : d->comm_s;
@@ -110,13 +112,14 @@ tp_sched_bubbles(const tp_program *program, const tp_lanes *lanes, const tp_tota
            skew = 0.0, sums = 0.0, copied_s = T;
     int ranks = program->ranks;
     for (int r = 0; r < ranks; r++) {
-        most = totals->work_s[r] > most ? totals->work_s[r] : most;
-        work += totals->work_s[r];
+        double own = totals->work_s[r] - totals->sum_s[r];
+        most = own > most ? own : most;
+        work += own;
         recompute += totals->recompute_s[r];
         swap += totals->swap_s[r];
         sums += totals->sum_s[r];
         fill += totals->fill_s[r];
-        idle += T - totals->work_s[r];
+        idle += T - own;
     }
     if (lanes->wanted & TP_LANE_COPIED) {
         copied_s = totals->copied_s < T ? totals->copied_s : T;
@@ -135,12 +138,12 @@ tp_sched_bubbles(const tp_program *program, const tp_lanes *lanes, const tp_tota
     comm = comm > 0.0 ? comm : 0.0;
     double rest = idle - imbalance - comm - skew - ranks * (T - copied_s);
     rest = rest > 1e-12 * ranks * T ? rest : 0.0;
-    double early = idle > 0.0 ? fill / idle : 0.0;
+    double early = idle > sums ? fill / (idle - sums) : 0.0;
     bubbles_s[TP_BUBBLE_warmup] = rest * (early < 1.0 ? early : 1.0);
     bubbles_s[TP_BUBBLE_cooldown] = rest - bubbles_s[TP_BUBBLE_warmup];
     bubbles_s[TP_BUBBLE_imbalance] = imbalance;
     bubbles_s[TP_BUBBLE_slice_skew] = skew;
     bubbles_s[TP_BUBBLE_recompute] = recompute;
     bubbles_s[TP_BUBBLE_swap] = swap;
-    bubbles_s[TP_BUBBLE_comm] = comm + sums;
+    bubbles_s[TP_BUBBLE_comm] = comm;
 }

@@ -207,7 +207,8 @@ TP_MUST_USE tp_status
 tp_durations_check(const tp_program *program, const tp_durations *durations);
 
 /* The makespans that bubbles are computed from, besides that of the durations as they are: lanes of one evaluation (worklist.h).
- * COPIED: copies beside the work take no time; IDEAL: neither do messages; EVEN: and slices take equally long. */
+ * COPIED: copies beside the work take no time; IDEAL: neither do messages and sums of gradients; EVEN: and slices take equally
+ * long. */
 enum { TP_LANE_COPIED = 1, TP_LANE_IDEAL = 2, TP_LANE_EVEN = 4 };
 typedef struct {
     unsigned wanted;   /* those that differ from the lane before */

@@ -416,17 +416,18 @@ typedef struct {
     double lower_bound_s;    /* no order of these operations on this placement is faster */
 } tp_timeline;
 
-/* Why ranks idle. With R ranks, makespan T, w[r] the seconds rank r is at work (R and swaps included, messages not), W = max w:
+/* Why ranks idle. With R ranks, makespan T, w[r] the seconds rank r is at work (R and swaps included; messages, AR and replicas'
+ * sums, sum_s, not), W = max w:
  *   recompute  = seconds in R instructions, summed over ranks
  *   swap       = the same of SO and SI: the rank waits for its copies; + R * (T - Ts) of those beside the work
  *                Ts: makespan of the same program with copies beside the work that take no time
  *   imbalance  = sum over r of (W - w[r])                     less work than the busiest rank (BMPipe's B_I)
- *   comm       = seconds in AR and in replicas' sums (sum_s), summed over ranks, + R * (Ts - Tc)
- *                Tc: also messages take no time
+ *   comm       = R * (Ts - Tc)            Tc: also messages, AR and replicas' sums take no time: while two ranks add up the
+ *                gradients of a weight that both hold, the others are not short of work
  *   slice_skew = R * (Tc - Te), at least 0   Te: also every op of a kind takes, on each stage, the mean of those that are done there
  *   warmup + cooldown = the rest, R * (min(Tc, Te) - W): filling and draining; shared in proportion to the seconds idle
  *                before and after the start of each rank's first backward.
- * Every term is >= 0 and they sum to R * T - sum of busy, where busy[r] = w[r] less recomputation, swaps, AR and sums. */
+ * Every term is >= 0 and they sum to R * T - sum of busy, where busy[r] = w[r] less recomputation and swaps. */
 /* Messages take comm_s as a lag between the ranks (overlapped). activation_bytes: NULL, or [stages * units] (or scalar by
  * strides 0) held from F to B (or W). keep_intervals 0: only the totals are filled. Deadlock: ESCHEDULE. */
 TP_MUST_USE tp_status

@@ -84,20 +84,57 @@ run_bodies(sim *s)
     return TP_OK;
 }
 
-/* AR or OPT, in every lane not before `from`: it takes the same in all. */
+/* Of what AR or OPT takes, what adds up gradients: of a weight that two stages hold, or of replicas. */
+static double
+sum_s(const sim *s, const tp_instr *i)
+{
+    double all = tp_durations_s(s->d, i->op, 0, i->stage, 0);
+    double sum = s->d->sum_s == NULL ? 0.0 : s->d->sum_s[i->stage * s->d->stage_stride];
+    return i->op == TP_OP_AR || sum > all ? all : sum;
+}
+
+/* The same of rank r's ends, none of them before instruction `from`. */
+static double
+sums_s(const sim *s, int r, int64_t from)
+{
+    double total = 0.0;
+    for (int64_t k = s->p->begin[r + 1] - 1; k >= from && tp_sched_is_end(s->p->code[k].op); k--)
+        total += sum_s(s, &s->p->code[k]);
+    return total;
+}
+
+/* Whether in this lane messages, and with them sums, take no time. */
+static int
+is_ideal(const sim *s, int lane)
+{
+    return lane >= tp_lane_at(s->kept, TP_LANE_IDEAL);
+}
+
+/* AR or OPT, in every lane not before `from`. */
 static void
 run_end(sim *s, int rank, const double *from)
 {
     const tp_instr *i = &s->p->code[s->next[rank]];
     double seconds = tp_durations_s(s->d, i->op, 0, i->stage, 0), *clock = &s->clock[rank * tp_lane_count(s->kept)];
+    double ideal = seconds - sum_s(s, i);
     if (s->line != NULL) {
         double start = clock[0] > from[0] ? clock[0] : from[0];
         tp_worklist_note(s, rank, s->next[rank], start, start + seconds);
     }
     for (int l = 0; l < tp_lane_count(s->kept); l++)
-        clock[l] = (clock[l] > from[l] ? clock[l] : from[l]) + seconds;
+        clock[l] = (clock[l] > from[l] ? clock[l] : from[l]) + (is_ideal(s, l) ? ideal : seconds);
     s->work[rank] += seconds;
     s->next[rank]++;
+}
+
+/* By lanes: what rank r, at its first OPT, does before the ranks meet. */
+static void
+before_meeting(const sim *s, int r, double before[TP_LANES])
+{
+    double all, sums = sums_s(s, r, s->next[r]);
+    tp_program_update_s(s->p, s->d, r, &all);
+    for (int l = 0; l < tp_lane_count(s->kept); l++)
+        before[l] = !is_ideal(s, l) ? all : all > sums ? all - sums : 0.0;
 }
 
 /* By lanes: the latest of the ranks, of one that stands at its OPT when it has measured its gradients; or of those at an AR. */
@@ -111,11 +148,11 @@ latest(const sim *s, int at_sums, double most[TP_LANES])
     for (int r = 0; r < p->ranks; r++) {
         if (at_sums && !(s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR))
             continue;
-        double before = 0.0;
+        double before[TP_LANES] = {0.0};
         if (s->next[r] < p->begin[r + 1] && !at_sums)
-            tp_program_update_s(p, s->d, r, &before);
+            before_meeting(s, r, before);
         for (int l = 0; l < lanes; l++)
-            most[l] = s->clock[r * lanes + l] + before > most[l] ? s->clock[r * lanes + l] + before : most[l];
+            most[l] = s->clock[r * lanes + l] + before[l] > most[l] ? s->clock[r * lanes + l] + before[l] : most[l];
     }
 }
 
@@ -125,34 +162,19 @@ static void
 run_ends(sim *s)
 {
     const tp_program *p = s->p;
-    double from[TP_LANES], mine[TP_LANES], before;
+    double from[TP_LANES], mine[TP_LANES];
     latest(s, 1, from);
     for (int r = 0; r < p->ranks; r++)
         while (s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR)
             run_end(s, r, from);
     latest(s, 0, from);
     for (int r = 0; r < p->ranks; r++) {
-        tp_program_update_s(p, s->d, r, &before);
+        before_meeting(s, r, mine);
         for (int l = 0; l < tp_lane_count(s->kept); l++)
-            mine[l] = from[l] - before;
+            mine[l] = from[l] - mine[l];
         while (s->next[r] < p->begin[r + 1])
             run_end(s, r, mine);
     }
-}
-
-/* Of rank r's work, what adds up gradients: of a weight that two stages hold, and of replicas. */
-static double
-sums_s(const sim *s, int r)
-{
-    const tp_program *p = s->p;
-    const tp_durations *d = s->d;
-    double total = 0.0;
-    for (int64_t k = p->begin[r + 1] - 1; k >= p->begin[r] && tp_sched_is_end(p->code[k].op); k--) {
-        double all = tp_durations_s(d, p->code[k].op, 0, p->code[k].stage, 0);
-        double sum = d->sum_s == NULL ? 0.0 : d->sum_s[p->code[k].stage * d->stage_stride];
-        total += p->code[k].op == TP_OP_AR || sum > all ? all : sum;
-    }
-    return total;
 }
 
 /* ---- the public face --------------------------------------------------------------------------------------------------- */
@@ -260,7 +282,7 @@ fill(sim *s, unsigned ops, tp_timeline *line, int keep_intervals)
         return tp_fail(TP_EVALUE, "the seconds of this program add up beyond what a double holds: shorter operations and "
                                   "messages would be right");
     for (int r = 0; r < p->ranks; r++) {
-        s->sums[r] = sums_s(s, r);
+        s->sums[r] = sums_s(s, r, p->begin[r]);
         line->busy_s[r] = s->work[r] - s->recompute[r] - s->swap[r] - s->sums[r];
         double first = s->first_backward[r]; /* from here on: seconds idle before it */
         s->first_backward[r] = first < 0.0 ? line->makespan_s - s->work[r] : first - s->work_before[r];
