@@ -393,7 +393,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         told = known == ("interleaved",) and planner != "bmpipe" and chunks > 1
         for why in map(why_not, ranks):
             if why:
-                groups = grouped(batch // replicas, ranks[0], seq_len, checked_costs) if cut is None else ""
+                fewer = cut is None and "interleaved" in known      # dualpipe-v wants more of them, not fewer
+                groups = grouped(batch // replicas, ranks[0], seq_len, checked_costs) if fewer else ""
                 raise InvalidValueError(why + f"; schedule {LOOPED} has any number" * told + (f"; {groups}" if groups else ""))
     limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
     if granularity is None:
