@@ -145,7 +145,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
-            their backward; or a bool for each block. What ``memory_bytes`` leaves is spent on speed nevertheless: a weight gradient
+            their backward; or a bool for each block. Attention's slices of a micro-batch are made again all at once, beside the
+            keys and values of the forward: of one sequence in slices "attention" and "full" need more memory than None, and
+            "ffn", slice by slice, less. What ``memory_bytes`` leaves is spent on speed nevertheless: a weight gradient
             may wait and keep what was computed again, so that without a limit the plan may need more memory than one that
             recomputes nothing. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and adapipe do so within the memory;
             auto weighs theirs and, where memory binds, slices with each of the three names (in every schedule, where nothing else
