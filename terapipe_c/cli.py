@@ -321,6 +321,8 @@ def _plan(args: argparse.Namespace) -> int:
         text = plan.explain()
         if text:
             print(text)
+        if args.devices and args.costs in (None, "analytic") and args.device is None and args.peak_flops is None:
+            print("seconds are of devices of 60 GFLOP/s, one core each: --device, --peak-flops or --costs says what others take")
         if args.out:
             print(f"saved {args.out}")
     return DONE

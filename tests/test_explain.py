@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 import terapipe_c as tp
+from terapipe_c import cli
 from terapipe_c.config import human_bytes
 from terapipe_c.explain import GROUPS, format_slicing, memory_by_rank
 from terapipe_c.guests import guest_bytes
@@ -89,3 +90,12 @@ def test_what_is_kept_elsewhere_is_told_with_its_bytes():
 
 def test_two_slices_alike_are_written_out_and_three_are_counted():
     assert format_slicing([(1, [8, 8, 4, 4, 4]), (1, [8, 8, 12])]) == "[(1, [8, 8]+[4]*3)] + [(1, [8, 8, 12])]"
+
+
+def test_the_command_says_whose_seconds_a_plan_has_by_default(capsys):
+    """A cluster of GPUs that is given no more than their number was planned as one of processors' cores, without a word."""
+    request = ["plan", "--n-layer", "2", "--planner", "uniform", "--batch", "2", "--devices", "2"]
+    for more, told in (([], True), (["--costs", "analytic"], True), (["--device", "h100"], False),
+                       (["--peak-flops", "1e12"], False), (["--json"], False)):
+        assert cli.main([*request, *more]) == 0
+        assert ("devices of 60 GFLOP/s, one core each" in capsys.readouterr().out) is told, more
