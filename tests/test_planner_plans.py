@@ -116,6 +116,7 @@ def test_looped_stages_of_one_chunk_are_weighed_too():
 def test_schedules_that_go_down_and_up_again_say_what_they_cannot():
     for request, word in ((dict(schedule="zb-v", chunks=4), "2 would be right"), (dict(schedule="hanayo", chunks=3), "two a wave"),
                           (dict(schedule="dualpipe-v", stages=3, batch=4), "at least 6 would be right$"),
+                          (dict(schedule="dualpipe-v", stages=1, batch=1), "has 1 micro-batch for 1 rank: at least 2"),
                           (dict(schedule="zb-v", planner="bmpipe"), "interleaved would be right"),
                           (dict(schedule="zb-v", planner="autopipe"), "one stage a rank"),
                           (dict(schedule="looped-bfs", planner="bmpipe"), "interleaved would be right"),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .. import _core, schedules
 from .._core import DeadlineError, InfeasibleError
 from ..backend import Backend
-from ..config import KINDS, Cluster, GPTConfig
+from ..config import KINDS, Cluster, GPTConfig, counted
 from ..cost import CostModel, filled
 from ..engine import cut_least, cut_stages, dimensions, rank_memory, saves_bytes
 from ..guests import BPIPE, guest_bytes, guest_seconds
@@ -574,12 +574,13 @@ def with_halves(durations: Callable[[tuple[Micro, ...], CostModel], dict[str, An
 
 def possible(schedule: str, ranks: int, micro_batches: int) -> str:
     """Why no program of this schedule has so many micro-batches on so many ranks, and what would be right; "": one has."""
+    micros, on = f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}", counted(ranks, "rank")
     if schedule == "interleaved" and micro_batches % ranks:
-        return f"schedule interleaved has {micro_batches} micro-batches for {ranks} ranks: a multiple of the ranks would be right"
+        return f"schedule interleaved has {micros} for {on}: a multiple of the ranks would be right"
     if schedule == CHIMERA and ranks % 2:
-        return f"schedule chimera has {ranks} ranks: an even number, for both directions, would be right"
+        return f"schedule chimera has {on}: an even number, for both directions, would be right"
     if schedule == CHIMERA and micro_batches % 2:
-        return f"schedule chimera has {micro_batches} micro-batches: an even number, half of them in each direction, would be right"
+        return f"schedule chimera has {micros}: an even number, half of them in each direction, would be right"
     if schedule == "dualpipe-v" and micro_batches < 2 * ranks:
-        return f"schedule dualpipe-v has {micro_batches} micro-batches for {ranks} ranks: at least {2 * ranks} would be right"
+        return f"schedule dualpipe-v has {micros} for {on}: at least {2 * ranks} would be right"
     return ""
