@@ -116,7 +116,7 @@ def _cores() -> Iterator[Finding]:
         NOTE if crowded else OK,
         "other programs use these cores: profiles and step times will be off" if crowded else "",
     )
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    info = Path("/proc/cpuinfo").read_text(errors="replace") if Path("/proc/cpuinfo").exists() else ""
     lines = [line.partition(":") for line in info.split("\n\n")[0].splitlines()]
     fields = {name.strip(): value.strip() for name, _, value in lines}
     flags = set(fields.get("flags", "").split())

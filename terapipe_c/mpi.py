@@ -93,7 +93,7 @@ def _other(launcher: str) -> str:
 def _shared_memory() -> frozenset[str]:
     """The files of shared memory that this process has mapped and that have names still."""
     with suppress(OSError):
-        rows = (row.split(maxsplit=5) for row in Path("/proc/self/maps").read_text().splitlines())
+        rows = (row.split(maxsplit=5) for row in os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines())
         names = {row[5] for row in rows if len(row) == 6 and row[5].startswith("/dev/shm/")}
         return frozenset(name for name in names if not name.endswith(" (deleted)"))
     return frozenset()

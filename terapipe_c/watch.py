@@ -161,6 +161,6 @@ def launcher_of(place: Place) -> int:
     mark, pid = one.rank.encode() + b"=", os.getppid()
     with suppress(OSError):
         while pid > 1 and any(entry.startswith(mark) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
         return pid if pid > 1 else 0
     return 0

@@ -370,7 +370,7 @@ def dataset(job: Job, arrays: Arrays, split: str) -> Any:
 def _resident_bytes() -> int:
     """The process's largest resident set so far (VmHWM), bytes; all ranks' together where they are threads."""
     with suppress(OSError):  # no descriptor left, or no /proc: the training is good all the same
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path("/proc/self/status").read_text(errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,64 @@
+"""Names of others that are no text here: the kernel cuts a process's after 15 bytes, within a character too, and a file's or a
+variable's is whatever bytes somebody gave it. The rest of what they stand among is to be read all the same."""
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terapipe_c import doctor, mpi, worker
+
+CUT = "starte_traininä".encode()[:15]       # what comm has of a script of that name
+ASK = "import os; from terapipe_c import watch, environment; print(watch.launcher_of(environment.find_place(os.environ)))"
+BETWEEN = f"""
+import subprocess, sys
+open("/proc/self/comm", "wb").write({CUT!r})
+print(subprocess.run([sys.executable, "-c", {ASK!r}], capture_output=True, text=True, check=True).stdout)
+"""
+
+
+@pytest.fixture
+def called_so():
+    """This thread, which is the process to /proc, has a name that is no UTF-8."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes(CUT)
+    assert name.read_bytes() == CUT + b"\n"
+    yield
+    name.write_bytes(before.rstrip(b"\n"))
+
+
+def test_a_rank_of_any_name_tells_its_resident_memory(called_so):
+    """As each does when its training is over, which was lost: with processes=False, or tp.train, of a script that has a #!."""
+    assert worker._resident_bytes() > 1 << 20
+
+
+def test_a_launcher_is_found_behind_a_process_of_any_name():
+    """As of `srun ./starte_traininä.sh`, whose shell has the rank's variables: every rank ended before it had begun."""
+    place = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_", "SLURM_"))}
+    ran = subprocess.run([sys.executable, "-c", BETWEEN], env={**environment, **place}, capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.strip() == str(os.getpid()), ran.stderr
+
+
+def test_what_mpi_has_mapped_is_seen_beside_files_of_any_name(tmp_path):
+    strange = os.fsencode(tmp_path) + b"/caf\xe9"
+    Path(os.fsdecode(strange)).write_bytes(bytes(4096))
+    with open(strange, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert strange in Path("/proc/self/maps").read_bytes()
+        assert isinstance(mpi._shared_memory(), frozenset)
+
+
+def test_a_processor_of_any_name_is_told(monkeypatch):
+    """A virtual machine's has the name that its owner gave it."""
+    real = Path.read_bytes
+
+    def read(path, encoding=None, errors=None, newline=None):
+        raw = b"processor : 0\nmodel name : caf\xe9\nflags : avx2\n" if str(path) == "/proc/cpuinfo" else real(path)
+        return raw.decode(encoding or "utf-8", errors or "strict")
+
+    monkeypatch.setattr(Path, "read_text", read)
+    told = {finding.name: finding.value for finding in doctor._cores()}
+    assert "(caf\N{REPLACEMENT CHARACTER})" in told["instruction set"]
