@@ -124,7 +124,7 @@ def _port(environ: Mapping[str, str], name: str, one: _Launcher) -> tuple[int, i
     if not job:
         raise _core.InvalidValueError(f"MASTER_PORT is not set, and nothing tells this job from another ({', '.join(one.jobs)}): a "
                                       f"free port of rank 0's machine in MASTER_PORT would be right ({one.start})")
-    return 20000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 1000 * PORTS, PORTS
+    return 20000 + int(hashlib.sha256(os.fsencode(job)).hexdigest(), 16) % 1000 * PORTS, PORTS
 
 
 def _job(environ: Mapping[str, str], one: _Launcher) -> str:
@@ -148,7 +148,7 @@ def _hydras_port() -> str:
 
 def _token(environ: Mapping[str, str], one: _Launcher) -> str:
     secret = f"{environ.get('TERAPIPE_TOKEN', '')}\0{_job(environ, one)}"
-    return hashlib.sha256(secret.encode()).hexdigest()[:40]
+    return hashlib.sha256(os.fsencode(secret)).hexdigest()[:40]     # the bytes that were set, text or not
 
 
 def first_host(nodes: str) -> str:

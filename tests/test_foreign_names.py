@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from terapipe_c import doctor, mpi, worker
+from terapipe_c.environment import find_place
 
 CUT = "starte_traininä".encode()[:15]       # what comm has of a script of that name
 ASK = "import os; from terapipe_c import watch, environment; print(watch.launcher_of(environment.find_place(os.environ)))"
@@ -17,6 +18,13 @@ import subprocess, sys
 open("/proc/self/comm", "wb").write({CUT!r})
 print(subprocess.run([sys.executable, "-c", {ASK!r}], capture_output=True, text=True, check=True).stdout)
 """
+
+TOKEN = """
+import sys; from terapipe_c.environment import find_place
+print(sys.getfilesystemencoding(), find_place({**__import__("os").environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h",
+                                               "TORCHELASTIC_RUN_ID": "1"}, "torchrun").token)
+"""
+UTF8, ASCII = {"PYTHONUTF8": "1"}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
 
 
 @pytest.fixture
@@ -62,3 +70,17 @@ def test_a_processor_of_any_name_is_told(monkeypatch):
     monkeypatch.setattr(Path, "read_text", read)
     told = {finding.name: finding.value for finding in doctor._cores()}
     assert "(caf\N{REPLACEMENT CHARACTER})" in told["instruction set"]
+
+
+def test_a_job_s_secret_and_its_name_are_bytes():
+    """In the C locale without UTF-8, too, all that is not ASCII: such a rank's token is that of one that takes it for text."""
+    def place(secret, name):
+        job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "TORCHELASTIC_RUN_ID": name, "TERAPIPE_TOKEN": secret}
+        found = find_place({name: os.fsdecode(value) for name, value in job.items()})
+        return found.token, found.port
+
+    assert len({place(*both)[0] for both in ((b"g\xfc", "1"), (b"g\xfd", "1"), (b"g\xfc", b"1\xfc"))}) == 3
+    assert place(b"", b"1\xfc")[1] != place(b"", b"1\xfd")[1]
+    told = [subprocess.run([sys.executable, "-c", TOKEN], env={**os.environ, **mode, "TERAPIPE_TOKEN": "gehüm".encode()},
+                           capture_output=True, text=True, check=True).stdout for mode in (UTF8, ASCII)]
+    assert told[0].split()[0] == "utf-8" and told[1].split()[0] == "ascii" and told[0].split()[1] == told[1].split()[1]
