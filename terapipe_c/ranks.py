@@ -34,7 +34,8 @@ __all__ = ["ProcessRanks", "Ranks", "ThreadRanks"]
 THREADS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
                      "VECLIB_MAXIMUM_THREADS")
 # A script and not -m, which would import the whole package first. -P: modules of the package must not shadow others of their name.
-COMMAND = ["-P", _rank.__file__]
+# utf8: as here, whatever the environment has of it, or the bytes of a file's name are others there.
+COMMAND = ["-P", "-X", f"utf8={sys.flags.utf8_mode}", _rank.__file__]
 Event = tuple[int, dict[str, Any]]
 
 

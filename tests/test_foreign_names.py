@@ -24,6 +24,14 @@ import sys; from terapipe_c.environment import find_place
 print(sys.getfilesystemencoding(), find_place({**__import__("os").environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h",
                                                "TORCHELASTIC_RUN_ID": "1"}, "torchrun").token)
 """
+FINDS = """
+import os, sys, terapipe_c as tp
+model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=16, vocab_size=256, block_size=16)
+cluster = tp.Cluster(1)
+plan = tp.plan(model, cluster, batch=1, seq_len=16, costs=tp.CostModel.analytic(model, cluster))
+data = sys.argv[1].encode("ascii").decode("unicode_escape")
+print(len(list(tp.launch(plan, data=data, steps=1, out=data + ".run", progress=False))), os.path.isdir(data + ".run/checkpoints"))
+"""
 UTF8, ASCII = {"PYTHONUTF8": "1"}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
 
 
@@ -84,3 +92,11 @@ def test_a_job_s_secret_and_its_name_are_bytes():
     told = [subprocess.run([sys.executable, "-c", TOKEN], env={**os.environ, **mode, "TERAPIPE_TOKEN": "gehüm".encode()},
                            capture_output=True, text=True, check=True).stdout for mode in (UTF8, ASCII)]
     assert told[0].split()[0] == "utf-8" and told[1].split()[0] == "ascii" and told[0].split()[1] == told[1].split()[1]
+
+
+def test_ranks_take_a_name_for_the_same_bytes_as_their_launcher(tmp_path):
+    """-X utf8 was the launcher's alone: to its ranks the file had an impossible name, or was not there where Latin-1 is used."""
+    (tmp_path / "t\u00e4.txt").write_bytes(b"hallo welt " * 40)
+    words = ["-P", "-X", "utf8", "-c", FINDS, f"{tmp_path}/t\\u00e4.txt"]
+    ran = subprocess.run([sys.executable, *words], env={**os.environ, **ASCII}, capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.split() == ["1", "True"], ran.stderr
