@@ -126,6 +126,20 @@ def test_wild_arguments_are_taken_or_refused_by_name(name, tmp_path, monkeypatch
                 assert argument in str(error), (argument, value, error)
 
 
+class OldArray(np.ndarray):
+    """As NumPy's own before 2.4: of one element it is a number, with a warning."""
+
+    def __float__(self):
+        warnings.warn("Conversion of an array with ndim > 0 to a scalar is deprecated", DeprecationWarning, stacklevel=2)
+        return float(self.reshape(-1)[0])
+
+
+def test_an_array_is_no_number_whatever_the_release_of_numpy():
+    with pytest.raises(tp.Error, match=r"memory_bytes is .*Array\(\[8.e\+09\]\): a number would be right"):
+        tp.Cluster(2, memory_bytes=np.array([8e9]).view(OldArray))
+    assert tp.Cluster(2, memory_bytes=np.array(8e9)).memory_bytes == 8e9
+
+
 def test_numbers_that_say_too_much():
     with pytest.raises(ValueError, match=r"granularity is 2\^1328 or more: at most 9223372036854775807"):
         tp.CostModel.from_table(TABLE, TABLE, granularity=10**400)
