@@ -164,6 +164,21 @@ def test_layernorm_backward(k: Kernels, dtype: int) -> None:
         k.clear()
 
 
+@pytest.mark.parametrize("n", [5, 64, 777, 1600, 9003])
+def test_layernorm_backward_of_rows_far_from_zero(k: Kernels, n: int) -> None:
+    """By the mean as it was saved, rounded, dx was 1.2e-5 off about 300, and 1.5e-4 about 3000."""
+    rng = np.random.default_rng(5)
+    x = k.put(rng.normal([[0.0], [300.0], [-300.0], [3000.0]], 1.0, (4, n)).astype(np.float32))
+    dy, gamma = k.put(rng.normal(size=(4, n)).astype(np.float32)), k.put(rng.normal(1.0, 0.2, n).astype(np.float32))
+    mean, rstd, dx = k.empty(F32, 4), k.empty(F32, 4), k.empty(F32, 4, n)
+    k("layernorm", F32, 4, n, x, n, gamma, None, None, 0, mean, rstd)
+    k("layernorm_backward", F32, 4, n, dy, n, x, n, mean, rstd, gamma, None, 0, dx, n)
+    g, (unit, _, rstd64) = numbers(dy) * numbers(gamma), layer_norm(numbers(x), np.ones(n), 0.0)
+    along = g - g.mean(axis=1, keepdims=True) - unit * (g * unit).mean(axis=1, keepdims=True)
+    for row in range(4):
+        close(dx[row], rstd64[row] * along[row], 3e-7, row, rstd64[row] * np.abs(g[row]).max())
+
+
 @DTYPES
 def test_sums_over_rows(k: Kernels, dtype: int) -> None:
     rng = np.random.default_rng(3)
