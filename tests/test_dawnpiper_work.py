@@ -111,3 +111,13 @@ def test_a_limit_far_below_a_byte_is_kept_beside_tensors_of_one(unit):
     found = dawnpiper(nodes, 2, 24 * unit, 2)
     assert found.optimal and found.recompute.tolist() == [True, False, True, True] and found.period_s == 8
     assert found.boundaries == [0, 2, 4] and found.peak_memory_bytes.tolist() == pytest.approx([10 * unit, 0.0], rel=1e-12)
+
+
+@pytest.mark.parametrize("bandwidth_Bps", [0.05, 1e-12])
+def test_what_is_missing_by_rounding_is_not_swapped_over_a_slow_bus(bandwidth_Bps):
+    """28 of 5e17 bytes, less than the search can tell apart, were swapped at so many a second: 1094 s for 1008, unproven."""
+    big, few = 5.102984325000509e17, 36.0
+    nodes = {"fwd_s": [0.0] * 5, "bwd_s": [1008.0, 0.0, 0.0, 0.0, 0.0], "recompute_s": [0.0625, 0.125, 2.0, 1.8e6, 1.5e7],
+             "activation_bytes": [big, few, big, few, big], "param_bytes": [1.0] * 5, "optimizer_bytes": [0.0] * 5}  # fmt: skip
+    found = dawnpiper(nodes, 1, 1.0205968650001019e18, 2, "pipedream", bandwidth_Bps)
+    assert found.optimal and found.period_s == 1008.0625 and max(found.peak_memory_bytes) <= 1.0205968650001019e18

@@ -408,11 +408,14 @@ tp_memopt_choose(tp_memopt *m, int x, int i, int j, double period, uint8_t *reco
                 seconds += (long double)m->nodes->recompute_s[k];
             }
     }
-    double rest = need - (double)bytes;
+    double rest = need - (double)bytes, hidden;
+    *time_s = time + (double)seconds;
+    hidden = width * *time_s;
+    if (rest - hidden <= 1.5 * slack) /* as the searches have it, whose sums are rounded otherwise */
+        rest = fmin(rest, hidden);
+    else if (width > 0.0)
+        *time_s = fmax(*time_s, rest / width);
     if (width > 0.0 && rest > 0.0)
         swap_rest(m, i, j, rest, recompute, swap_bytes);
-    *time_s = time + (double)seconds;
-    if (width > 0.0)
-        *time_s = fmax(*time_s, rest / width);
     return TP_OK;
 }
