@@ -113,6 +113,17 @@ def test_a_limit_far_below_a_byte_is_kept_beside_tensors_of_one(unit):
     assert found.boundaries == [0, 2, 4] and found.peak_memory_bytes.tolist() == pytest.approx([10 * unit, 0.0], rel=1e-12)
 
 
+@pytest.mark.parametrize("limit", [1e-300, 5e-324])
+def test_seconds_for_which_a_byte_has_no_price_are_compared(limit):
+    """Cut to three times such a limit, tensors took more seconds a byte than a double holds, as many as nodes that keep nothing:
+    one of these was taken for recomputed before them, and by a bound that was too high a period of 17 s more was called optimal."""
+    nodes = {"fwd_s": [0.0] * 4, "bwd_s": [16.0] * 4, "recompute_s": [2.0**34, 2.0**34, 1.0, 2.0**34],
+             "activation_bytes": [0.0, 4.0, 4.0, 0.0], "param_bytes": [0.0] * 4, "optimizer_bytes": [0.0] * 4}
+    found = dawnpiper(nodes, 2, limit, 2)
+    assert found.optimal and found.period_s == 2.0**34 + 32 and found.boundaries == [0, 2, 4]
+    assert found.recompute.tolist() == [False, True, True, False]
+
+
 @pytest.mark.parametrize("bandwidth_Bps", [0.05, 1e-12])
 def test_what_is_missing_by_rounding_is_not_swapped_over_a_slow_bus(bandwidth_Bps):
     """28 of 5e17 bytes, less than the search can tell apart, were swapped at so many a second: 1094 s for 1008, unproven."""

@@ -9,6 +9,7 @@
 
 typedef struct {
     double ratio;
+    long double beyond; /* it, where a double holds no such number */
     int node;
 } ranked;
 
@@ -18,6 +19,8 @@ by_ratio(const void *a, const void *b)
     const ranked *p = a, *q = b;
     if (p->ratio != q->ratio)
         return p->ratio < q->ratio ? -1 : 1;
+    if (p->beyond != q->beyond)
+        return p->beyond < q->beyond ? -1 : 1;
     return p->node - q->node;
 }
 
@@ -49,8 +52,9 @@ rank_nodes(tp_memopt *m)
     TP_TRY(take(m, (size_t)m->n, sizeof *rows, &rows));
     for (int k = 0; k < m->n; k++) {
         double bytes = m->nodes->activation_bytes[k];
+        long double beyond = bytes > 0.0 ? (long double)m->nodes->recompute_s[k] / (long double)bytes : (long double)INFINITY;
         m->ratio[k] = bytes > 0.0 ? m->nodes->recompute_s[k] / bytes : INFINITY;
-        rows[k] = (ranked){m->ratio[k], k};
+        rows[k] = (ranked){m->ratio[k], isinf(m->ratio[k]) ? beyond : 0.0L, k};
     }
     qsort(rows, (size_t)m->n, sizeof *rows, by_ratio);
     for (int k = 0; k < m->n; k++)

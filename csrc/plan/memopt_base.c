@@ -45,6 +45,8 @@ tp_memopt_base_linear(const tp_memopt_stage *t, tp_memopt_base *base)
         return 0;
     base->size = at;
     base->rate = t->m->ratio[t->m->item[at]];
+    if (isinf(base->rate) || isinf(t->width * base->rate))
+        return 0;
     base->bound = bound_of(t, base->rate, base->r, base->s);
     memset(base->in, 1, (size_t)at);
     memset(base->in + at, 0, (size_t)(t->count - at));

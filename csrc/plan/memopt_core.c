@@ -7,6 +7,7 @@
  * the last) is not below what is known. When none is left, what is known is the optimum. */
 #include "csrc/plan/memopt_search.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -30,17 +31,15 @@ typedef struct {
 static double
 bound_of(const core *c, double r, double s)
 {
-    double time = c->t->time + r, width = c->t->width, slack = c->t->slack, missing = tp_memopt_missing(c->t, r, s);
+    double time = c->t->time + r, slack = c->t->slack, missing = tp_memopt_missing(c->t, r, s);
     if (missing > slack) {
         if (c->high >= c->t->count)
             return tp_memopt_value(c->t, r, s);
-        double rate = c->m->ratio[c->m->item[c->high]];
-        return time + rate * (missing - slack) / (1.0 + width * rate);
+        return time + fmin(DBL_MAX, tp_memopt_rate(c->t, c->m->ratio[c->m->item[c->high]])) * (missing - slack);
     }
-    if (c->low < 0)
+    if (c->low < 0 || missing == slack)
         return time;
-    double rate = c->m->ratio[c->m->item[c->low]];
-    return time - rate * (slack - missing) / (1.0 + width * rate);
+    return time - tp_memopt_rate(c->t, c->m->ratio[c->m->item[c->low]]) * (slack - missing);
 }
 
 static double
@@ -100,11 +99,10 @@ look_ahead(const core *c)
     const tp_memopt *m = c->m;
     double width = c->t->width, more = INFINITY, less = 0.0;
     if (c->high < c->t->count)
-        more = m->ratio[m->item[c->high]];
+        more = fmin(DBL_MAX, tp_memopt_rate(c->t, m->ratio[m->item[c->high]]));
     if (c->low >= 0)
-        less = m->ratio[m->item[c->low]];
-    return (prospect){c->t->need - c->t->slack - width * c->t->time, width, c->t->time, more / (1.0 + width * more),
-                     less / (1.0 + width * less), limit_of(c)};
+        less = tp_memopt_rate(c->t, m->ratio[m->item[c->low]]);
+    return (prospect){c->t->need - c->t->slack - width * c->t->time, width, c->t->time, more, less, limit_of(c)};
 }
 
 /* May the state (r, s) lead to less than the best known value? */
@@ -114,6 +112,8 @@ leads_on(const core *c, const prospect *o, double r, double s)
     double missing = o->goal - s - o->width * r;
     if (missing > 0.0 && c->high >= c->t->count)
         return tp_memopt_value(c->t, r, s) < o->limit;
+    if (missing == 0.0) /* of which an infinite price is none */
+        return o->most + r < o->limit;
     return o->most + r + (missing > 0.0 ? o->up : o->down) * missing < o->limit;
 }
 

@@ -47,6 +47,15 @@ tp_memopt_bytes(const tp_memopt_stage *t, int k)
     return t->m->nodes->activation_bytes[t->m->item[k]];
 }
 
+/* Seconds for a byte, of the tensors and of the bus together, that tensors of `ratio` seconds a byte free; +inf where there is no
+ * bus and they are more than a double holds. */
+static inline double
+tp_memopt_rate(const tp_memopt_stage *t, double ratio)
+{
+    double hidden = t->width > 0.0 ? t->width * ratio : 0.0;
+    return isinf(hidden) ? 1.0 / t->width : ratio / (1.0 + hidden);
+}
+
 /* May the search stop? A set is good enough, or proved best, or no set can be below the cutoff. */
 static inline int
 tp_memopt_settled(const tp_memopt_stage *t)
@@ -73,7 +82,7 @@ typedef struct {
 
 TP_MUST_USE tp_status
 tp_memopt_base_open(tp_memopt *m, tp_memopt_base *out);
-/* The linear relaxation's base. 0: all tensors are too few. */
+/* The linear relaxation's base. 0: all tensors are too few, or a byte's price is more than a double holds. */
 int
 tp_memopt_base_linear(const tp_memopt_stage *t, tp_memopt_base *base);
 /* That of sets of `size` tensors, at the price that bounds them best (it looks no further once that is `limit`), from rate on. */
