@@ -279,3 +279,20 @@ def test_layers_move_to_stages_that_have_room_for_them_whatever_the_time(seed) -
     most = max(tp.planners.bmpipe(layers, 8, 16, math.inf, chunks=4, time_limit_s=1e-6).peak_memory_bytes)
     found = tp.planners.bmpipe(layers, 8, 16, 0.7 * most, chunks=4, time_limit_s=1e-6)
     assert max(found.peak_memory_bytes) <= 0.7 * most
+
+
+@pytest.mark.parametrize("ways", [5, 17, 64])
+def test_many_ways_are_each_looked_at(ways) -> None:
+    """Against every three of them, ties and dominated ones included; of 64 a front's points are found in a heap."""
+    rng = np.random.default_rng(ways)
+    for whole in (True, False, False):
+        extra, kept = (rng.integers(1, 40, (2, ways)).astype(float) if whole else rng.uniform(1, 40, (2, ways)) for _ in range(2))
+        layers = [{"name": str(t), "count": count, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 0.0, "strategies": [
+            {"extra_bwd_s": float(e), "activation_bytes": float(a)} for e, a in zip(extra[t], kept[t], strict=True)]}
+            for t, count in enumerate((2, 1))]  # fmt: skip
+        seconds = extra[0][:, None, None] + extra[0][:, None] + extra[1]
+        total = kept[0][:, None, None] + kept[0][:, None] + kept[1]
+        for part in (0.0, 0.1, 0.3, 0.6, 1.0):
+            limit = (total.min() + part * (total.max() - total.min())) * (1 + 1e-12)
+            found = tp.planners.bmpipe(layers, 1, 1, limit)
+            assert found.optimal and found.step_time_s == pytest.approx(9.0 + seconds[total <= limit].min(), rel=1e-12)

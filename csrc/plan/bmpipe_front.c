@@ -14,48 +14,78 @@ enum { MOST = TP_BMPIPE_POINTS, MOST_LATER = 256, MANY = 1 << 22, LATE = 1 << 17
 
 static const double SAME = 1e-15; /* relative */
 
-/* Is `next` worth keeping after `last`, the point with next fewer bytes? Sums of the same numbers in another order count as the
- * same point. */
+/* Is a point of extra_s worth keeping after one of last_s, which has next fewer bytes? Sums of the same numbers in another order
+ * count as the same point. */
 static int
-is_better(const tp_bmpipe_point *last, const tp_bmpipe_point *next)
+is_better(double last_s, double extra_s)
 {
-    return next->extra_s < last->extra_s * (1.0 - 1e-13);
+    return extra_s < last_s * (1.0 - 1e-13);
+}
+
+/* The next sum of a strategy and the parent's points. */
+typedef struct {
+    double bytes, extra_s;
+    int strategy, at;
+} sum;
+
+static int
+comes_first(const sum *x, const sum *y)
+{
+    return x->bytes != y->bytes       ? x->bytes < y->bytes
+           : x->extra_s != y->extra_s ? x->extra_s < y->extra_s
+                                      : x->strategy < y->strategy;
+}
+
+/* Make a heap of `count` one again, whose top may come too early. */
+static void
+sink(sum *heap, int count, int at)
+{
+    sum moved = heap[at];
+    for (int child = 2 * at + 1; child < count; child = 2 * at + 1) {
+        child += child + 1 < count && comes_first(&heap[child + 1], &heap[child]);
+        if (comes_first(&moved, &heap[child]))
+            break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
 }
 
 /* All sums of a parent's point and a strategy, by bytes, dominated ones left out: into p->merge; returns how many. A better point
  * takes the place of one with the same bytes but for the rounding of sums, other than the first, with which an interval is known to
- * fit: so TP_BMPIPE_LAYERS merges move no point by more than TP_BMPIPE_SLACK. */
+ * fit: so TP_BMPIPE_LAYERS merges move no point by more than TP_BMPIPE_SLACK. What is no better than the last point is no better
+ * than later ones, either, so that the heap does not see it. */
 static int
 merge(const tp_bmpipe *p, const tp_bmpipe_front *parent, int type)
 {
     const tp_bmpipe_layers *l = p->layers;
     const double *bytes = l->activation_bytes + (size_t)type * (size_t)l->strategies;
     const double *extra = l->extra_s + (size_t)type * (size_t)l->strategies;
-    int at[TP_BMPIPE_CHOICES] = {0}, count = 0, choices = l->choices[type];
-    for (;;) {
-        int from = -1;
-        tp_bmpipe_point next = {INFINITY, INFINITY, -1, -1};
-        for (int r = 0; r < choices; r++) {
-            if (at[r] == parent->count)
-                continue;
-            const tp_bmpipe_point *base = &parent->point[at[r]];
-            double b = base->bytes + bytes[r], e = base->extra_s + extra[r];
-            if (b < next.bytes || (b == next.bytes && e < next.extra_s)) {
-                next = (tp_bmpipe_point){b, e, at[r], r};
-                from = r;
-            }
-        }
-        if (from < 0)
-            return count;
-        at[from]++;
-        tp_bmpipe_point *last = count > 0 ? &p->merge[count - 1] : NULL;
-        if (last != NULL && !is_better(last, &next))
-            continue;
-        if (count > 1 && next.bytes <= last->bytes * (1.0 + SAME))
-            *last = next;
-        else
+    sum heap[TP_BMPIPE_CHOICES];
+    int count = 0, open = l->choices[type];
+    for (int r = 0; r < open; r++)
+        heap[r] = (sum){parent->point[0].bytes + bytes[r], parent->point[0].extra_s + extra[r], r, 0};
+    for (int at = open / 2 - 1; at >= 0; at--)
+        sink(heap, open, at);
+    while (open > 0) {
+        sum *top = heap;
+        const tp_bmpipe_point next = {top->bytes, top->extra_s, top->at, top->strategy};
+        if (count == 0 || is_better(p->merge[count - 1].extra_s, next.extra_s)) {
+            count -= count > 1 && next.bytes <= p->merge[count - 1].bytes * (1.0 + SAME);
             p->merge[count++] = next;
+        }
+        const tp_bmpipe_point *base = parent->point + top->at + 1, *end = parent->point + parent->count;
+        while (base < end && !is_better(p->merge[count - 1].extra_s, base->extra_s + extra[top->strategy]))
+            base++;
+        if (base < end)
+            *top = (sum){base->bytes + bytes[top->strategy], base->extra_s + extra[top->strategy], top->strategy,
+                         (int)(base - parent->point)};
+        else
+            *top = heap[--open];
+        if (open > 0)
+            sink(heap, open, 0);
     }
+    return count;
 }
 
 /* How many points a front may have; its first, with the fewest bytes, always stays. */
