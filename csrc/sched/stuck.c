@@ -36,7 +36,6 @@ typedef struct {
     int32_t *left;        /* [pairs] the last guest that left by it; -1 */
     int32_t *away;        /* [stages][held] the guest that left a slot, whose next forward waits for that; -1 */
     int32_t *home;        /* [stages][micros] the guest that came back, until it is read; -1 */
-    int32_t *opposite;    /* [pairs] by which guests go the other way; -1 */
     int64_t *at;          /* [ranks] */
     int32_t *stack;       /* ranks that may go on */
     uint8_t *queued;      /* [ranks] */
@@ -89,7 +88,7 @@ take(machine *m)
 {
     const tp_program *p = m->p;
     size_t pairs = (size_t)m->pairs.count, stages = (size_t)p->stages, most = (size_t)m->messages + 1;
-    size_t ints = 2 * most + (2 * CHANNELS + 6) * pairs + 2 + stages * ((size_t)m->held + (size_t)p->micros + READERS * (size_t)m->units);
+    size_t ints = 2 * most + (2 * CHANNELS + 5) * pairs + 2 + stages * ((size_t)m->held + (size_t)p->micros + READERS * (size_t)m->units);
     m->all = calloc(most, sizeof *m->all);
     m->made = calloc(ints, sizeof *m->made);
     m->at = malloc((size_t)p->ranks * sizeof *m->at);
@@ -100,10 +99,9 @@ take(machine *m)
     m->away = m->made + READERS * stages * (size_t)m->units;
     m->home = m->away + stages * (size_t)m->held;
     m->left = m->home + stages * (size_t)p->micros;
-    m->opposite = m->left + pairs;
-    for (int32_t *none = m->made; none < m->opposite + pairs; none++)
+    m->in_channel = m->left + pairs;
+    for (int32_t *none = m->made; none < m->in_channel; none++)
         *none = -1;
-    m->in_channel = m->opposite + pairs;
     m->list = m->in_channel + most;
     m->begin = m->list + most;
     m->next = m->begin + CHANNELS * pairs + 1;
@@ -111,11 +109,6 @@ take(machine *m)
     m->seen = m->posted + pairs + 1;
     m->there = m->seen + pairs;
     m->count = m->there + pairs;
-    for (int v = 0; v < p->stages; v++)
-        if (m->pairs.evict[v] >= 0 && m->pairs.load[v] >= 0) {
-            m->opposite[m->pairs.evict[v]] = m->pairs.load[v];
-            m->opposite[m->pairs.load[v]] = m->pairs.evict[v];
-        }
     return TP_OK;
 }
 
@@ -202,31 +195,19 @@ wake(machine *m, int rank)
     }
 }
 
-static int
+/* Something of this channel's messages has changed. What goes the other way behind one of them is over by a change of its own: its
+ * reader had sent that one before it announced this, and in a program that passes check the other rank, which takes messages of a
+ * pair in their order and waits for none that waits for it, had announced that one before it sent this. */
+static void
 carry(machine *m, int32_t channel)
 {
     int32_t *next = &m->next[channel], from = *next, pair = channel / CHANNELS;
     while (*next < m->begin[channel + 1] && moves(m, &m->all[m->in_channel[*next]]))
         m->all[m->in_channel[(*next)++]].over = 1;
     if (*next == from)
-        return 0;
+        return;
     wake(m, m->pairs.source[pair]); /* a slot is free to be written, or to compute in */
     wake(m, m->pairs.target[pair]);
-    return 1;
-}
-
-/* Something of this message's has changed: what it lets over, and guests that go the other way behind it. */
-static void
-settle(machine *m, const message *one)
-{
-    int moved = carry(m, one->channel);
-    int32_t ways[2] = {one->pair, m->opposite[one->pair]};
-    while (moved && one->guest && ways[1] >= 0) {
-        moved = 0;
-        for (int way = 0; way < 2; way++)
-            for (int32_t c = OF_EVICTED; c <= OF_LOADED; c++)
-                moved |= carry(m, ways[way] * CHANNELS + c);
-    }
 }
 
 /* Up to this message all that its reader announced of the pair must be there: it takes them in their order. */
@@ -245,7 +226,7 @@ read_to(machine *m, const message *one)
     while (m->seen[one->pair] < one->place) {
         message *next = &m->all[m->list[m->posted[one->pair] + m->seen[one->pair]++]];
         next->read = 1;
-        settle(m, next);
+        carry(m, next->channel);
     }
 }
 
@@ -268,7 +249,7 @@ announce(machine *m, const tp_instr *instr)
         one->behind = left_before(m, instr);
     if (instr->op == TP_OP_RL)
         m->home[(int64_t)instr->stage * m->p->micros + instr->micro] = k;
-    settle(m, one);
+    carry(m, one->channel);
 }
 
 /* 0: it waits. */
@@ -290,7 +271,7 @@ send(machine *m, const tp_instr *instr)
         m->left[one->pair] = k;
     if (instr->op == TP_OP_SE)
         m->away[(int64_t)instr->stage * m->held + TP_SLOT_ACTIVATION(instr->slot)] = k;
-    settle(m, one);
+    carry(m, one->channel);
     return 1;
 }
 
