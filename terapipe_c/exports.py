@@ -13,7 +13,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ._core import InvalidValueError
-from .schedules import OPS
+from .schedules import OPS, Program, interleaved, one_f_one_b
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -59,7 +59,8 @@ def _one_size(target: str, plan: Plan) -> int:
 
 
 def _check_order(plan: Plan) -> None:
-    """Megatron's two schedules, each gradient of weights directly behind that of the input. Of whole sequences seq1f1b is 1f1b."""
+    """Megatron's two schedules, each gradient of weights directly behind that of the input. Of whole sequences seq1f1b is 1f1b. The
+    program has to be what the plan calls it: a flag would have Megatron train in another order, with other memory."""
     if plan.schedule not in ("1f1b", "seq1f1b", "interleaved") or (plan.schedule == "interleaved" and plan.chunks == 1):
         one, more = (" of one chunk", " of two or more") if plan.schedule == "interleaved" else ("", "")
         raise InvalidValueError(f"Megatron has no schedule {plan.schedule}{one}: 1f1b or interleaved{more} would be right")
@@ -69,6 +70,19 @@ def _check_order(plan: Plan) -> None:
             if OPS[op] == "I" and after != (OPS.index("W"), *unit):
                 raise InvalidValueError(f"Megatron has no gradients of weights that wait, as those of stage {unit[0]}, micro-batch "
                                         f"{unit[1]} do: planner='uniform' with these stages as its partition would be right")
+    micros = len(plan.slicing)
+    same = one_f_one_b(plan.ranks, micros) if plan.chunks == 1 else interleaved(plan.ranks, micros, plan.chunks)
+    for rank in range(plan.ranks):
+        for own, theirs in zip(*(_computed(program, rank) for program in (plan.program, same)), strict=False):
+            if own != theirs:
+                raise InvalidValueError(f"Megatron has no such order as that of rank {rank}, which computes {own} where "
+                                        f"{plan.schedule} computes {theirs}: the schedule of its program would be right")
+
+
+def _computed(program: Program, rank: int) -> list[str]:
+    """Forwards and backwards: stage, F or B, micro-batch."""
+    code = program.instructions(rank)[["op", "stage", "micro"]].tolist()
+    return [f"{stage}{'B' if OPS[op] == 'I' else OPS[op]}{micro}" for op, stage, micro in code if OPS[op] in "FBI"]
 
 
 def _layout(plan: Plan) -> list[str]:

@@ -33,9 +33,10 @@ from .config import (
 from .cost import PHASES
 from .explain import explain, format_slicing, memory_by_rank, restriction
 from .exports import megatron_flags, torch_csv
+from .links import rank_of
 from .partition import check_partition, check_slicing
 from .schedule import Timeline, idle_causes
-from .schedules import CHIMERA, PIPEDREAM, Program
+from .schedules import CHIMERA, PIPEDREAM, SLICED, ZIGZAG, Program
 
 __all__ = ["Plan"]
 
@@ -347,7 +348,8 @@ class Plan:
 
 
 def _check_program(schedule: Any, program: Program, slices: tuple[int, ...]) -> None:
-    """The program is of these slices, and updates, or has copies of the model, as the schedule says."""
+    """The program is of these slices, and updates, or has copies of the model, guests, halves and its stages, as the schedule says:
+    ``emulate`` asks it what takes how long, and whoever reads the plan what runs."""
     own = program.slices
     if own != slices:
         micro = next((m for m, (one, other) in enumerate(zip(own, slices, strict=False)) if one != other), None)
@@ -361,6 +363,15 @@ def _check_program(schedule: Any, program: Program, slices: tuple[int, ...]) -> 
         copies = "one copy" if program.copies == 1 else f"{program.copies} copies"
         raise InvalidValueError(f"schedule is {brief(schedule)} and the program has {copies} of the model: that of its program "
                                 "would be right")
+    halves = program.counts["F"] > program.num_stages * sum(slices)
+    for what, has, name in (("guests", "SE" in program.counts, "bpipe"), ("forwards in halves", halves, SLICED)):
+        if has and schedule not in (name, "own"):
+            raise InvalidValueError(f"schedule is {brief(schedule)} and the program has {what}, as {name}'s has: that of its "
+                                    "program would be right")
+    home = list(program.rank_of)
+    if schedule not in (CHIMERA, "own") and home != rank_of(program.num_ranks, program.num_stages, schedule in ZIGZAG):
+        raise InvalidValueError(f"schedule is {brief(schedule)} and the program's stages are on ranks {brief(home)}: that of its "
+                                "program would be right")
 
 
 def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, NDArray[np.float64]]) -> None:

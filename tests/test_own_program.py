@@ -187,3 +187,24 @@ def test_a_plan_whose_program_is_not_what_it_says_is_refused():
             tp.Plan.from_dict(wrong.to_dict())
     for right in (piped, sync, both, cut, both.with_program(both.program.strip())):
         assert tp.Plan.from_dict(right.to_dict()) == right
+
+
+def test_a_plan_is_called_as_its_stages_guests_and_halves_are():
+    """hanayo's stages under another name were emulated with interleaved's links, and gpipe's program was exported as 1f1b."""
+    free = dataclasses.replace(MODEL, tie_weights=False)
+
+    def made(schedule, batch=BATCH, **more):
+        return tp.plan(free, CLUSTER, batch, SEQ, **{"planner": "uniform", "stages": 2, "schedule": schedule, **more})
+
+    halves, guests = made("sliced-1f1b", 16, stages=3, slicing=[(8, [SEQ])] * 2), made("bpipe", stages=4)
+    plans = made("hanayo", chunks=2), made("interleaved", chunks=2), halves, guests
+    assert halves.program.counts["F"] > 6 and "SE" in guests.program.counts
+    for plan, other, words in zip(plans, ("interleaved", "zb-v", "1f1b", "1f1b"), (
+            r"'interleaved' and the program's stages are on ranks \[0, 1, 1, 0\]", r"'zb-v' and .* on ranks \[0, 1, 0, 1\]",
+            "'1f1b' and the program has forwards in halves, as sliced", "'1f1b' and the program has guests"), strict=True):
+        assert tp.Plan.from_dict(plan.to_dict()) == plan
+        with pytest.raises(ValueError, match=f"schedule is {words}.*: that of its program would be right"):
+            tp.Plan.from_dict(dataclasses.replace(plan, schedule=other).to_dict())
+    for plan, name in ((made("gpipe"), "1f1b"), (made("looped-bfs", chunks=2), "interleaved")):
+        with pytest.raises(ValueError, match=f"no such order as that of rank 0, which computes .F. where {name} computes .[BF]."):
+            dataclasses.replace(plan, schedule=name).to_megatron()
