@@ -5,7 +5,7 @@ import pytest
 from test_dawnpiper import check_plan
 
 from terapipe_c import InfeasibleError, InvalidValueError
-from terapipe_c.planners import dawnpiper
+from terapipe_c.planners import dawnpiper, dawnpiper_binary
 
 
 def test_sums_that_never_meet_end_early():
@@ -132,3 +132,13 @@ def test_what_is_missing_by_rounding_is_not_swapped_over_a_slow_bus(bandwidth_Bp
              "activation_bytes": [big, few, big, few, big], "param_bytes": [1.0] * 5, "optimizer_bytes": [0.0] * 5}  # fmt: skip
     found = dawnpiper(nodes, 1, 1.0205968650001019e18, 2, "pipedream", bandwidth_Bps)
     assert found.optimal and found.period_s == 1008.0625 and max(found.peak_memory_bytes) <= 1.0205968650001019e18
+
+
+@pytest.mark.parametrize("limit, few", [(0.0, 3.0), (13.0, 14.0), (1e-40, 1.0)])
+@pytest.mark.parametrize("planner", [dawnpiper, dawnpiper_binary])
+def test_few_bytes_too_many_are_too_many_beside_huge_tensors(planner, limit, few):
+    """BiPar kept 3 bytes beside 6e15 within a limit of 0, and was faster for it than any plan is."""
+    nodes = {"fwd_s": [1.0] * 4, "bwd_s": [2.0] * 4, "recompute_s": [1.0] * 3 + [50.0], "param_bytes": [0.0] * 4,
+             "optimizer_bytes": [0.0] * 4, "activation_bytes": [1e12, 4e13, 6e17, few]}  # fmt: skip
+    found = planner(nodes, 1, limit, 1)
+    assert found.recompute.all() and found.period_s == 12.0 + 53.0 and found.peak_memory_bytes[0] == 0.0

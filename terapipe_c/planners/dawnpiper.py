@@ -24,6 +24,7 @@ __all__ = ["DawnPiperPlan", "compute_balanced", "dawnpiper", "dawnpiper_binary",
 _FLIGHTS = ("1f1b", "gpipe", "pipedream")
 _APART = 2.0**20   # so many times as long as all else together: for ever
 _MOST = 1e290      # sums of more bytes may be more than the core takes
+_MANY = 2.0**10    # so many times as much as cannot be kept: BiPar's cuts and choices are by bytes, which they differ by, too
 _MODES = ("physical", "paper")
 
 
@@ -105,11 +106,12 @@ def _arrays(nodes: Nodes | Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(getattr(checked, key) for key in NEEDED + OPTIONAL)
 
 
-def _cut(arrays: tuple[Any, ...], limit: float, swap_Bps: float) -> tuple[Any, ...]:
+def _cut(arrays: tuple[Any, ...], limit: float, swap_Bps: float, times: float) -> tuple[Any, ...]:
     """The arrays with no more activation bytes of a node than say that it cannot be kept, nor what is too much of it be swapped in
-    the time of recomputing all: beside any more sums would lose the other nodes' bytes."""
+    the time of recomputing all: beside any more sums would lose the other nodes' bytes. times: of these bytes."""
     with np.errstate(over="ignore"):                           # the core refuses such sums, in the numbers that were given
         enough = 2.0 * limit + (min(limit, 1.0) or 1.0) + 2.0 * swap_Bps * float(sum(seconds.sum() for seconds in arrays[:3]))
+        enough *= times
     return (*arrays[:3], np.minimum(arrays[3], enough), *arrays[4:]) if limit >= 0.0 <= swap_Bps and enough < _MOST else arrays
 
 
@@ -148,7 +150,7 @@ def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | Non
         exact = more.get("optimise") and not more.get("binary")
         held = integers(in_flight, "in_flight", "one count a stage")
         for asked, enough_s in (*(_sparing(arrays) if exact else ()), (arrays, np.inf)):
-            given = _cut(asked, limit, swap_Bps) if exact else asked
+            given = _cut(asked, limit, swap_Bps, _MANY if more.get("binary") else 1.0) if more.get("optimise") else asked
             found = _core.plan_dawnpiper(given, count, limit, micros, flight, paper=bool(paper), swap_Bps=swap_Bps, link_Bps=link,
                                          work_limit=work, in_flight=held, **more)  # fmt: skip
             if found[6] <= enough_s:
