@@ -346,7 +346,7 @@ def backward_beside():
             for size in [16] if small() else [256, 512, 1024]:
                 slices, contexts = [size] * (T // size), np.arange(0, T, size)
                 sequence.run(slices)
-                ours_s, by_room = with_room(sequence, slices)
+                ours_s = clock(lambda slices=slices, run=sequence.backward: run(slices))
                 few = contexts[sorted({0, len(contexts) // 2, len(contexts) - 1})]
                 cudnn_s = [clock(rectangle(*shape[:3], size, size + int(context))) for context in few]
                 its_s = np.polyval(np.polyfit(few, cudnn_s, len(few) - 1), contexts).sum()  # nearly straight in the context
@@ -356,7 +356,7 @@ def backward_beside():
                 rate = [flops * T * (T + 1) / 2 / ours_s,
                         *(flops * size * (size + contexts).sum() / seconds for seconds in (its_s, its_s + adds_s))]
                 found.append(dict(zip(("batch", "heads", "head_dim", "tokens"), shape, strict=True)) |
-                             by_room | {"slices_of": size, "contexts": few.tolist(), "cudnn_s": cudnn_s, "ours_s": ours_s,
+                             {"slices_of": size, "contexts": few.tolist(), "cudnn_s": cudnn_s, "ours_s": ours_s,
                               "backward_tflops": round(rate[0], 1), "cudnn_backward_tflops": round(rate[1], 1),
                               "cudnn_with_sums_tflops": round(rate[2], 1), "of_cudnn": round(rate[0] / rate[1], 3),
                               "of_cudnn_with_sums": round(rate[0] / rate[2], 3)})  # fmt: skip
@@ -370,19 +370,6 @@ def backward_beside():
             del sequence
             torch.cuda.empty_cache()
     return told
-
-
-def with_room(sequence, slices):
-    """Seconds of the backward with the room of a rank's workspace; and with none, and for dS of all heads."""
-    B, H, _, _ = sequence.shape
-    tiles = -(-max(slices) // 64) + 1
-    rooms = {"nothing_kept_s": 0, "all_kept_s": B * H * tiles * (tiles + 1) // 2 * 8192, "ours_s": ROOM}
-    told, before = {}, sequence.kept
-    for name, room in rooms.items() if sequence.wgmma else [("ours_s", 0)]:
-        sequence.kept = before.new_empty(room)
-        told[name] = clock(lambda: sequence.backward(slices), 9 if name == "ours_s" else 5)
-    sequence.kept = before
-    return told.pop("ours_s"), told
 
 
 def rectangle(B, H, D, rows, keys):
@@ -580,9 +567,9 @@ def cudnn_speed():
 QUESTIONS = [
     Question("attention right", 45, right, order=13),
     Question("attention bits", 45, bits, order=17),
-    Question("wgmma right", 60, wgmma_right, order=26),
+    Question("wgmma right", 60, wgmma_right, order=13),
     Question("attention speed", 35, speed, order=46),
     Question("cudnn right", 60, cudnn_right, order=27),
-    Question("cudnn speed", 15, cudnn_speed, order=63),
+    Question("cudnn speed", 12, cudnn_speed, order=63),
     Question("attention backward beside cudnn", 19, backward_beside, order=64),
 ]

@@ -177,7 +177,7 @@ QUESTIONS = [
     Question("device", 25, device, order=10),
     Question("memory", 20, memory, order=11),
     Question("tests", 70, tests, order=16),
-    Question("matmul ceiling", 8, ceiling, order=40),
-    Question("products", 12, table, order=60),
+    Question("matmul ceiling", 7, ceiling, order=40),
+    Question("products", 10, table, order=60),
     Question("fused gelu", 7, fused, order=61),
 ]

@@ -40,4 +40,4 @@ def speed() -> dict[str, Any]:
     return found | {"headline": head}
 
 
-QUESTIONS = [Question("rows", 80, right, 18), Question("row bandwidth", 12, speed, 62)]
+QUESTIONS = [Question("rows", 80, right, 18), Question("row bandwidth", 9, speed, 62)]
