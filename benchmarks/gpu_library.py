@@ -1,17 +1,23 @@
-"""The row kernels as a library of visible functions, for benchmarks/gpu_rows.py: compiled for one GPU, all files at once."""
+"""The row kernels as a library of visible functions, for benchmarks/gpu_rows.py, and attention's, compiled in other ways, for
+benchmarks/gpu/kept.py: for one GPU, all files at once."""
 
+import functools
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".build" / "gpu-rows"
-SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu", "cuda/groups.c", "cuda/device.c",
-           "cuda/device_common.c", "cuda/dl.c", "cuda/properties.c", "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
+BELOW = ["cuda/device.c", "cuda/device_common.c", "cuda/dl.c", "cuda/properties.c", "cuda/faults.c", "csrc/base/status.c"]
+SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu", "cuda/groups.c", *BELOW]
+ATTENTION = ["cuda/attention.cu", "cuda/attention_bf16.cu", "cuda/attention_f32.cu", "cuda/attention_ring.cu", "cuda/pointwise.cu",
+             "cuda/attention_ring_backward.cu", "cuda/attention_wgmma.cu", *BELOW]  # fmt: skip
 
 
+@functools.cache
 def toolkit(arch: str) -> tuple[str, list[str], list[str]]:
     """(nvcc, what it compiles with for `arch`, what it links with)."""
     setup = runpy.run_path(str(ROOT / "setup.py"), run_name="setup_py")
@@ -24,9 +30,9 @@ def toolkit(arch: str) -> tuple[str, list[str], list[str]]:
             [target, "-Xlinker=--no-undefined", "-L", found[2], "-ldl", "-lpthread"])  # fmt: skip
 
 
-def path_of(arch: str) -> Path:
+def path_of(arch: str, name: str = "rows") -> Path:
     """Where build leaves the library; `arch` is the compute capability without its point, "90"."""
-    return FOLDER / f"rows-sm{arch}.so"
+    return FOLDER / f"{name}-sm{arch}.so"
 
 
 def program(source: str, arch: str) -> Path:
@@ -36,21 +42,21 @@ def program(source: str, arch: str) -> Path:
     return path
 
 
-def build(arch: str) -> Path:
-    """The library's path."""
-    (nvcc, flags, link), path = toolkit(arch), path_of(arch)
+def build(arch: str, name: str = "rows", sources: Sequence[str] = SOURCES, defines: Sequence[str] = ()) -> Path:
+    """The library's path. name: other than that of one of other sources or defines."""
+    (nvcc, flags, link), path = toolkit(arch), path_of(arch, name)
     newest = max(p.stat().st_mtime for folder in ("cuda", "csrc")
                  for p in (*(ROOT / folder).rglob("*.*"), ROOT / "setup.py", Path(__file__)))
     if path.exists() and path.stat().st_mtime >= newest:
         return path
 
     def compile_one(source: str) -> str:
-        output = FOLDER / f"{source.replace('/', '-')}.o"
-        subprocess.run([nvcc, *flags, "-c", source, "-o", str(output)], cwd=ROOT, check=True)
+        output = FOLDER / f"{name}-{source.replace('/', '-')}.o"
+        subprocess.run([nvcc, *flags, *defines, "-c", source, "-o", str(output)], cwd=ROOT, check=True)
         return str(output)
 
     with ThreadPoolExecutor() as pool:
-        objects = list(pool.map(compile_one, SOURCES))
+        objects = list(pool.map(compile_one, sources))
     # a file that is missing above is told here, not by who loads the library, on a machine that is lent for minutes
     subprocess.run([nvcc, "-shared", "-o", str(path), *objects, *link], cwd=ROOT, check=True)
     return path

@@ -117,6 +117,22 @@ kept_gradient(const tp_attention_args *a, int t, int key, int end, uint32_t *ds)
     }
 }
 
+/* Tiles of it that dQ fetches ahead of the one that is multiplied, 16 registers each: where warpgroups are apart, and where one
+ * does all. Others are timed by benchmarks/gpu/kept.py. */
+#ifndef TP_CUDA_KEPT_AHEAD
+#define TP_CUDA_KEPT_AHEAD 3
+#endif
+#ifndef TP_CUDA_KEPT_AHEAD_ALONE
+#define TP_CUDA_KEPT_AHEAD_ALONE 0
+#endif
+/* 1: fetched behind a tile's products, not before them. (ptxas 13.0 counts all of these loads by one scoreboard, so that the first
+ * product of every TP_CUDA_KEPT_AHEAD + 1 waits for the last of them, begun just before it. And it makes MEMBAR.ALL.CTA and
+ * FENCE.VIEW.ASYNC of TP_FENCE_ASYNC, which stands between: whether the former waits for loads no document says.) With one tile
+ * ahead at least. */
+#ifndef TP_CUDA_KEPT_BEHIND
+#define TP_CUDA_KEPT_BEHIND 0
+#endif
+
 /* Tiles of `rows` that the slice lies in. */
 static inline int64_t
 tiles_of(const tp_attention_args *args, int rows)

@@ -27,7 +27,7 @@ sys.path[:] = PATH  # it puts the checkout first, for a package that is built in
 
 def test_at_worst_it_ends_within_nine_minutes():
     speed = [q for q in gpu_check.questions() if q.order >= gpu_check.SPEED]
-    assert gpu_check.BUILD_S + gpu_check.RIGHT_S + sum(q.seconds for q in speed) <= 540
+    assert gpu_check.BUILD_S + gpu_check.RIGHT_S + sum(q.seconds for q in speed if not q.named) <= 540
     assert speed and all(q.answer.__doc__ for q in gpu_check.questions())
     places = gpu_check.LANES * (gpu_check.RIGHT_S // gpu_check.KEPT_S)
     assert places >= len(gpu_check.questions()) - len(speed), "each is asked, whatever hangs before it"

@@ -1,6 +1,8 @@
 """benchmarks/gpu/kept.py without a GPU: which room it asks for, and what it makes of the seconds."""
 
 import importlib
+import sys
+import threading
 import types
 
 import pytest
@@ -22,13 +24,17 @@ def kept(monkeypatch):
 
     class Sequence:
         def __init__(self, dtype, *shape, wgmma, room):
-            self.shape, self.kept, self.dqkv, self.slices = shape, Room(room), types.SimpleNamespace(clone=lambda: "bits"), None
+            self.shape, self.kept = shape, Room(room)
+            self.dqkv = types.SimpleNamespace(clone=lambda: "bits", fill_=lambda _: None)
 
         def forward(self, slices):
             assert slices == [self.shape[3]]
 
+        def run(self, slices, groups):
+            assert sum(slices) == self.shape[3]
+
         def backward(self, slices):
-            self.slices, asked.kept = slices, int(self.kept)
+            asked.kept = int(self.kept)
             asked.rooms.append((*self.shape[2:], slices[0], int(self.kept)))
 
     def clock(work, runs):
@@ -94,3 +100,63 @@ def test_slicings_are_asked_of_rows_off_16_bytes(monkeypatch):
     monkeypatch.setattr(tp, "loss_and_grads", loss_and_grads)
     told = question.answer()
     assert asked == {True, False} and told["headline"] == "equal over 10 slicings"
+
+
+def test_each_way_to_fetch_it_is_laid_beside_the_packages(kept, monkeypatch):
+    """The package's first; of D up to 64 three kernels, of 128 two; with room for all heads; bits that differ fail it."""
+    (question,) = (q for q in gpu_check.questions() if q.name == "attention kept, ahead")
+    names, asked = question.answer.__globals__, []
+    ways = [types.SimpleNamespace(tp_error_message=types.SimpleNamespace(), factor=factor) for factor in (1.0, 1.5, 0.8, 0.5)]
+
+    def backward_by(library, sequence, slices, groups):
+        asked.append((sequence.shape[2], groups, library.factor))
+
+    attention = importlib.import_module("gpu.attention")
+    monkeypatch.setattr(attention, "clock", lambda work, runs: work() or asked[-1][2])
+    monkeypatch.setitem(names, "built", lambda: ways)
+    monkeypatch.setitem(names, "backward_by", backward_by)
+    told = question.answer()
+    assert set(asked) == {(D, n, way.factor) for D, n in ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2)) for way in ways}
+    assert told["shapes"][0]["seconds"] == {"0 ahead": 1.0, "1 ahead": 1.5, "1 ahead, behind": 0.8, "3 ahead, behind": 0.5}
+    assert told["shapes"][1]["seconds"] == {"3 ahead": 1.0, "5 ahead": 1.5, "3 ahead, behind": 0.8, "5 ahead, behind": 0.5}
+    assert "D 128 by 2: 5 ahead, behind 0.500 to 0.500" in told["headline"] and "D 64 by 1: 1 ahead 1.500" in told["headline"]
+    kept.same = False
+    with pytest.raises(AssertionError):
+        question.answer()
+
+
+def test_what_nine_minutes_have_no_room_for_is_asked_by_name_alone(monkeypatch):
+    asked = []
+
+    class Check:
+        def __init__(self, chosen, card, options):
+            asked.append([question.name for question in chosen])
+
+        def run(self):
+            return 0
+
+    for name, value in {"gpu": lambda: {"name": "a GPU"}, "on_the_device": lambda: None, "Check": Check}.items():
+        monkeypatch.setattr(gpu_check, name, value)
+    for options in ([], ["--only", "attention kept, ahead", "memory"]):
+        monkeypatch.setattr(sys, "argv", ["gpu_check.py", *options])
+        assert gpu_check.main() == 0
+    assert "attention kept, ahead" not in asked[0] and len(asked[0]) > 30
+    assert asked[1] == ["memory", "attention kept, ahead"]
+
+
+def test_its_ways_are_built_beside_each_other(kept, monkeypatch):
+    """One behind the other they would take what time there is before the questions of speed."""
+    together, made = threading.Barrier(4, timeout=20), []
+    gpu_library = importlib.import_module("gpu_library")
+
+    def build(arch, name, sources, defines):
+        together.wait()
+        made.append((arch, name, *defines))
+        return name
+
+    monkeypatch.setattr(gpu_library, "build", build)
+    monkeypatch.setattr(gpu_library, "toolkit", lambda arch: None)
+    monkeypatch.setitem(kept.names, "ctypes", types.SimpleNamespace(CDLL=str))
+    assert kept.names["built"]() == ["ahead-3-0-0", "ahead-5-1-0", "ahead-3-1-1", "ahead-5-3-1"]
+    defines = "-DTP_CUDA_KEPT_AHEAD=3", "-DTP_CUDA_KEPT_AHEAD_ALONE=1", "-DTP_CUDA_KEPT_BEHIND=1"
+    assert sorted(made)[1] == ("90a", "ahead-3-1-1", *defines)

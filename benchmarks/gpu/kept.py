@@ -5,6 +5,11 @@ workspace of its products, of as many heads as fit: that, none, and more, as a p
 the median of the runs.
 """
 
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
 from gpu_check import Question, in_time, small, so_far
 
 MIB = 1 << 20
@@ -84,4 +89,92 @@ def summed(found):
     return {"headline": f"of the seconds with nothing kept: {told}; {len(found)} shapes", "shapes": found}
 
 
-QUESTIONS = [Question("attention kept", 20, kept, order=45)]
+# ---- fetched ahead -----------------------------------------------------------------------------------------------------------
+
+# Tiles that are fetched ahead where warpgroups are apart, and where one does all, and whether behind a tile's products
+# (attention_wgmma.h); the first are the package's. By ptxas (13.0, sm_90a) none of these spills, nor takes more registers: of one
+# warpgroup 156 (D = 64), 210 to 222 (D = 128).
+AHEAD = [(3, 0, 0), (5, 1, 0), (3, 1, 1), (5, 3, 1)]
+# D, heads, tokens, slices of
+FETCHED = [(64, 1, 128, 128)] if small() else [
+    (64, 12, 1024, 1024), (64, 12, 1024, 256), (64, 32, 2048, 1024), (64, 32, 8192, 1024),
+    (128, 16, 2048, 1024), (128, 16, 8192, 1024), (128, 16, 8192, 256)]  # fmt: skip
+
+
+def built():
+    """A library for each of AHEAD; without a GPU the emulator's, by which all are the package's."""
+    if small():
+        import cuda_emu
+
+        return [cuda_emu.library() for _ in AHEAD]
+    import gpu_library
+
+    def build(ahead):
+        defines = [f"-DTP_CUDA_KEPT_{of}={n}" for of, n in zip(("AHEAD", "AHEAD_ALONE", "BEHIND"), ahead, strict=True)]
+        return gpu_library.build("90a", "ahead-{}-{}-{}".format(*ahead), gpu_library.ATTENTION, defines)
+
+    gpu_library.toolkit("90a")  # once, for all threads
+    with ThreadPoolExecutor(len(AHEAD)) as pool:
+        return [ctypes.CDLL(str(path)) for path in pool.map(build, AHEAD)]
+
+
+def backward_by(library, sequence, slices, groups):
+    """The backward of benchmarks/gpu/attention.py's sequence, by a library's kernels."""
+    import torch
+
+    B, H, D, T = sequence.shape
+    step, stream = H * D * 2, torch.cuda.current_stream().cuda_stream if sequence.device == "cuda" else 0
+    qkv, dqkv = ([array.data_ptr() + i * step for i in range(3)] for array in (sequence.qkv, sequence.dqkv))
+    others = (x.data_ptr() for x in (sequence.o, sequence.d_o, sequence.lse, sequence.delta))
+    arrays = (*qkv, *others, *dqkv, sequence.kept.data_ptr(), sequence.kept.numel())
+    library.tp_cuda_attention_force(groups)
+    at = T
+    for rows in reversed(slices):
+        at -= rows
+        shape = np.array([B, H, D, rows, at, T, 3 * H * D, H * D], np.int64)  # tp_attention
+        status = library.tp_cuda_attention_backward(stream, 1, 1, 132, shape.ctypes.data, *arrays)
+        if status != 0:
+            raise RuntimeError(library.tp_error_message().decode())
+
+
+def ahead():
+    """Seconds of wgmma's backward, dS of all heads kept, by how many tiles of it are fetched ahead; every kernel, 7 shapes."""
+    from cuda_launchers import declare
+    from gpu.attention import BF16, Sequence, clock, no_wgmma, same
+
+    if why := no_wgmma():
+        return {"headline": f"not measured: {why}"}
+    libraries, found = [declare(library) for library in built()], []
+    for D, H, T, size in FETCHED:
+        shape, slices = (TOKENS // T, H, D, T), [size] * (T // size)
+        sequence = Sequence(BF16, *shape, wgmma=True, room=bytes_of(TOKENS // T * H, size))
+        for groups in (1, 2, 3) if D <= 64 else (1, 2):
+            if in_time() < 3.0:
+                return fetched(found) | {"told": "no time was left for the rest"}
+            sequence.run(slices, groups)
+            want, seconds, equal = sequence.dqkv.clone(), {}, True
+            for library, (apart, alone, behind) in zip(libraries, AHEAD, strict=True):
+                name = f"{alone if groups == 1 else apart} ahead{', behind' if behind else ''}"
+                sequence.dqkv.fill_(float("nan"))
+                seconds[name] = clock(partial(backward_by, library, sequence, slices, groups), 9)
+                equal = equal and same([sequence.dqkv], [want])
+            found.append(dict(zip(("batch", "heads", "head_dim", "tokens"), shape, strict=True)) |
+                         {"slices_of": size, "groups": groups, "seconds": seconds, "same_bits": equal})
+            so_far(fetched(found))
+    assert all(row["same_bits"] for row in found), [row for row in found if not row["same_bits"]]
+    return fetched(found)
+
+
+def fetched(found):
+    """Of each kernel, the seconds beside those of the package's way."""
+    shares = {}
+    for row in found:
+        first, *others = row["seconds"].items()
+        for name, seconds in others:
+            shares.setdefault((row["head_dim"], row["groups"], name), []).append(seconds / first[1])
+    told = "; ".join(f"D {D} by {groups}: {name} {min(of):.3f} to {max(of):.3f}" for (D, groups, name), of in shares.items())
+    return {"headline": f"of the package's seconds: {told}", "shapes": found}
+
+
+QUESTIONS = [Question("attention kept", 20, kept, order=45),
+             Question("attention kept, ahead", 60, ahead, order=70, warm=built, named=True)]
