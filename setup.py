@@ -213,16 +213,16 @@ def nvcc_command(nvcc, include, source, output):
 def compile_if_stale(output, command, run):
     """Call run() if the object `output` is older than what it was made of (gcc's -MMD file beside it tells), or was made by
     another command."""
-    output = Path(output)
+    output, bytes_of_names = Path(output), ("utf-8", "surrogateescape")  # of Python's folder, as of others, whatever they are
     record, listed = output.with_suffix(".command"), output.with_suffix(".d")
-    if output.exists() and listed.exists() and record.exists() and record.read_text() == command:
-        parts = map(Path, listed.read_text().replace("\\\n", " ").partition(":")[2].split())
+    if output.exists() and listed.exists() and record.exists() and record.read_text(*bytes_of_names) == command:
+        parts = map(Path, listed.read_text(*bytes_of_names).replace("\\\n", " ").partition(":")[2].split())
         if all(part.exists() and part.stat().st_mtime < output.stat().st_mtime for part in parts):
             return
     output.parent.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     run()
-    record.write_text(command)
+    record.write_text(command, *bytes_of_names)
 
 
 def run_nvcc(line, log):

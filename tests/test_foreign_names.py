@@ -2,6 +2,7 @@
 variable's is whatever bytes somebody gave it. The rest of what they stand among is to be read all the same."""
 import mmap
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +101,17 @@ def test_ranks_take_a_name_for_the_same_bytes_as_their_launcher(tmp_path):
     words = ["-P", "-X", "utf8", "-c", FINDS, f"{tmp_path}/t\\u00e4.txt"]
     ran = subprocess.run([sys.executable, *words], env={**os.environ, **ASCII}, capture_output=True, text=True)
     assert ran.returncode == 0 and ran.stdout.split() == ["1", "True"], ran.stderr
+
+
+def test_what_was_compiled_where_a_folder_s_name_is_no_text_is_not_compiled_again(tmp_path):
+    """As for a Python in such a folder, where the package was not to be built."""
+    setup = runpy.run_path(str(Path(__file__).parents[1] / "setup.py"), run_name="setup_py")
+    output, made = tmp_path / "a.o", []
+
+    def compile_it():
+        made.append(output.write_bytes(b""))
+        output.with_suffix(".d").write_bytes(os.fsencode(output) + b":\n")
+
+    for folder, times in ((b"/caf\xe9", 1), (b"/caf\xe9", 1), (b"/caf\xe8", 2), ("/caf\u00e9".encode(), 3)):
+        setup["compile_if_stale"](output, os.fsdecode(b"gcc -isystem " + folder), compile_it)
+        assert len(made) == times, folder
