@@ -239,6 +239,10 @@ class ReadBefore(Dataset):
     def _check(self) -> None:
         pass
 
+    def read_all(self) -> None:
+        """What :class:`Dataset` does at once: ValueError where a token is outside the vocabulary."""
+        super()._check()
+
 
 def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[Any], str, str]:
     """(1-D integer array, memory-mapped where it is a file; what to call it in messages; its kind)."""

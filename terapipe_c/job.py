@@ -489,16 +489,17 @@ def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
 
 def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer: Any,
                arrays: dict[str, NDArray[Any]], before: dict[str, Any]) -> dict[str, Any]:
-    """Read every token once, here, so that bad data is refused before anybody starts. before: what a checkpoint says of its
-    data; empty: there is none."""
-    from .data import Dataset
+    """Read every token once, here, so that bad data is refused before anybody starts; what need not be read for it, before that.
+    before: what a checkpoint says of its data; empty: there is none."""
+    from .data import ReadBefore
 
     sizes = job["seq_len"], job["batch"]
-    opened = Dataset(data, *sizes, seed=job["seed"], val_fraction=val_fraction, vocab_size=job["model"]["vocab_size"],
-                    tokenizer=tokenizer)
+    opened = ReadBefore(data, *sizes, seed=job["seed"], val_fraction=val_fraction, vocab_size=job["model"]["vocab_size"],
+                       tokenizer=tokenizer)
     opened.check_state(before)
     if job["eval_every"]:
         opened.check_split("val")
+    opened.read_all()
     if isinstance(data, (str, os.PathLike)) and tokenizer is None:
         return {"path": os.path.abspath(data), "val_fraction": opened.val_fraction, "num_tokens": opened.num_tokens,
                 "fingerprint": opened.fingerprint}

@@ -566,3 +566,16 @@ def test_all_of_a_file_is_read_once(tmp_path, monkeypatch):
     assert times == []
     run = tp.launch(plan, tmp_path / "tokens.npy", 1, eval_every=1, processes=False, progress=False).wait(60)
     assert times == [256] and len(run.history) == 1
+
+
+def test_what_a_file_need_not_be_read_for_is_refused_before(tmp_path, monkeypatch):
+    """Other data than a checkpoint's, or too little to evaluate on: all tokens were read first, of a large file for minutes."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=16)
+    plan = tp.plan(model, tp.Cluster(2), batch=2, seq_len=16, planner="uniform", executable=True)
+    given = dict(processes=False, progress=False, out=tmp_path / "run", lr_schedule="constant")
+    tp.launch(plan, ramp(900, np.int32), 1, **given).wait(60)
+    monkeypatch.setattr(terapipe_c.data, "check_tokens", lambda *given: pytest.fail("they are read"))
+    with pytest.raises(InvalidValueError, match="the data does not continue the checkpoint's: num_tokens was 900 and is now 800"):
+        tp.launch(plan, ramp(800, np.int32), 2, resume=True, **given)
+    with pytest.raises(InvalidValueError, match="the val split has 9 of its 900 tokens"):
+        tp.launch(plan, ramp(900, np.int32), 2, eval_every=1, val_fraction=0.01, processes=False, progress=False)
