@@ -19,6 +19,7 @@ TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)(?:\.\d+)?")
 ASIDE = re.compile(r"\.(step-\d{8,})\.old-(\d+)")
 
 STATE = "state.json"    # without which it is no checkpoint
+CHECKPOINTS = "checkpoints"     # folder of them inside a run folder
 
 under_way: set[str] = set()     # this process's temporary step folders, by their real paths
 one_at_a_time = threading.RLock()   # names in run folders are given and taken by one thread of this process at a time
@@ -38,6 +39,23 @@ def step_folders(run_folder: Path) -> list[Path]:
     if not run_folder.is_dir():
         return []
     return [p for p in run_folder.iterdir() if STEP_FOLDER.fullmatch(p.name) and p.is_dir()]
+
+
+def written_ns(folder: Path) -> int:
+    return (folder / STATE).stat().st_mtime_ns     # not by number: a resumed run may go back in steps
+
+
+def date_after_others(fd: int, run_folder: Path) -> None:
+    """Date the state that is being written after those that are there, by whose times the newest is told: where the clock was set
+    back, or is another machine's, each new checkpoint was an old one, which went before its elders."""
+    last = 0
+    for run in (run_folder, run_folder / CHECKPOINTS, *([run_folder.parent] if run_folder.name == CHECKPOINTS else [])):
+        with suppress(OSError):     # one that another process removes, a parent that nobody may list
+            last = max(last, *(written_ns(p) for p in step_folders(run) if (p / STATE).is_file()), 0)
+    for later in (1, 2 * 10**9):    # the second where a file system knows no nanoseconds
+        with suppress(OSError):
+            if os.fstat(fd).st_mtime_ns <= last:
+                os.utime(fd, ns=(last + later, last + later))
 
 
 def put_aside(run_folder: Path) -> list[tuple[Path, Path, int]]:

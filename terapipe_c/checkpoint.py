@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from . import _steps
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import again, check_writable, loads, make_folders, naming, path_of, read_bytes, remove_folders
-from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, step_folders
+from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, step_folders, written_ns
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import (
     FileLayout,
@@ -278,7 +278,7 @@ class CheckpointWriter:
 
     def _prune(self, newest: Path) -> None:
         others = [p for p in step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
-        others.sort(key=_written_ns)
+        others.sort(key=written_ns)
         for path in others[: max(0, len(others) - (self.keep - 1))]:
             _steps.remove_step(path, newest)
 
@@ -430,7 +430,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     if path.is_dir():
         each = [newest for run in (path, path / "checkpoints") if (newest := _newest(run)) is not None]
         if each:        # both have one where a run went on from what save_checkpoint had put there
-            return max(each, key=_written_ns).resolve()
+            return max(each, key=written_ns).resolve()
     if path.is_dir() and STEP_FOLDER.fullmatch(path.name):
         raise InvalidValueError(f"{path / STATE_FILE}: missing, so this is no complete checkpoint")
     raise no_checkpoint(path)
@@ -446,11 +446,7 @@ def _newest(run: Path) -> Path | None:
         return latest
     complete = [p for p in step_folders(run) if (p / STATE_FILE).is_file()]
     complete += [p for p, step, _ in put_aside(run) if not step.exists() and (p / STATE_FILE).is_file()]
-    return max(complete, key=_written_ns, default=None)
-
-
-def _written_ns(folder: Path) -> int:
-    return (folder / STATE_FILE).stat().st_mtime_ns     # not by number: a resumed run may go back in steps
+    return max(complete, key=written_ns, default=None)
 
 
 def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True) -> Checkpoint:
@@ -528,7 +524,7 @@ def verify_checkpoint(folder: Path, in_vain: threading.Event | None = None) -> N
         others = [p for p in found if p.name != folder.name and (p / STATE_FILE).is_file()]
         if not others:
             raise
-        newest = max(others, key=_written_ns)
+        newest = max(others, key=written_ns)
         raise InvalidValueError(f"{error}; where {newest} is whole, moving {folder} away would be right") from error
 
 
@@ -575,6 +571,7 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
     with naming(path), path.open("x") as file:
         file.write(text + "\n")
         file.flush()
+        _steps.date_after_others(file.fileno(), path.parents[1])
         os.fsync(file.fileno())
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core
+from . import _core, _steps
 from ._threads import Worker, no_thread, start_all
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ HYPER = ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas",
 GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
 MEET_S = 0.5  # between two meetings of ranks that wait for a disk
 UNHEARD = 1 << 18  # events of a rank that its launcher may still have to hear: some 100 MB
-CHECKPOINTS = "checkpoints"  # folder of them inside a run folder
+CHECKPOINTS = _steps.CHECKPOINTS
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,6 +123,22 @@ def test_a_writer_killed_where_it_replaces_a_step_leaves_one(tmp_path, at, seed)
     save(tmp_path, 20)
     assert step_names(tmp_path) == ["latest", "step-00000010", "step-00000020"]
     assert same(load_checkpoint(tmp_path / "step-00000010").params, float_params(MODEL, seed))
+
+
+@pytest.mark.parametrize("ahead", ["", "checkpoints"])
+def test_a_clock_that_is_set_back_makes_no_new_checkpoint_an_old_one(tmp_path, ahead):
+    """The first stayed for ever, and each second newest went in its place; without the link a run began there again."""
+    save(tmp_path / ahead, 5)
+    future = time.time() + 3600
+    os.utime(tmp_path / ahead / "step-00000005" / "state.json", (future, future))
+    save(tmp_path, 10)
+    assert load_checkpoint(tmp_path).step == 10
+    save(tmp_path, 20)
+    (tmp_path / "latest").unlink()
+    assert load_checkpoint(tmp_path).step == 20
+    save(tmp_path, 15)
+    assert step_names(tmp_path)[-3:] == ["latest", "step-00000015", "step-00000020"]
+    assert load_checkpoint(tmp_path).step == 15
 
 
 def test_a_step_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
