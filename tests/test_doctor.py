@@ -96,6 +96,8 @@ def test_doctor_says_what_would_give_ranks_their_memory(monkeypatch):
     assert memfd().status == "ok"
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert memfd().status == "wrong" and "(docker --memory; --shm-size is of /dev/shm alone)" in memfd().advice
+    shm = [finding.value for finding in doctor._shared_memory() if finding.name == "/dev/shm"]
+    assert all("MPICH's ranks end by SIGBUS where there are not 1.1 MB for each" in found for found in shm)
 
 
 def test_doctor_knows_a_file_from_a_folder(capsys, tmp_path):
