@@ -436,6 +436,8 @@ class Run(Outcome):
         if status == "ETIMEOUT" and self._halted:       # not who waited: whom all waited for in the end
             who = ", ".join(f"rank {other} (process {self._ranks.pids[other]})" for other in self._halted)
             message += f"; stopped, as by SIGSTOP or a debugger: {who}"
+        if told and status == "ECONNECTION":    # of our own: without the region it told nobody else
+            status = told["status"]
         error = CLASSES[status](message)
         if told:
             if isinstance(error, OSError):

@@ -424,6 +424,13 @@ def accuse(error: BaseException, rank: int, region: _core.Region) -> tuple[str, 
     return status, message
 
 
+def _told(error: BaseException, status: str, message: str) -> dict[str, Any]:
+    """The event by which the launcher learns of it."""
+    lines = [] if isinstance(error, KeyboardInterrupt) else traceback.format_exception(error)
+    return {"kind": "error", "status": status, "message": message, "traceback": "".join(lines),
+            "errno": error.errno if isinstance(error, OSError) else None}
+
+
 @contextmanager
 def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
     """What goes wrong inside ends every rank and is told to the launcher. The first to fail is the one whose words stay."""
@@ -431,9 +438,7 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
         yield
     except BaseException as error:  # a thread or a process ends here, whatever it was
         status, message = accuse(error, rank, region)
-        lines = [] if isinstance(error, KeyboardInterrupt) else traceback.format_exception(error)
-        emit({"kind": "error", "status": status, "message": message, "traceback": "".join(lines),
-              "errno": error.errno if isinstance(error, OSError) else None})
+        emit(_told(error, status, message))
         error.__traceback__ = None      # Python 3.13's contextlib keeps itself and these frames, with the data's files, alive by it
 
 
@@ -553,9 +558,15 @@ def main(words: list[str]) -> int:
     """The process of one rank, behind _rank.py. words: rank, then the descriptors of region, socket, job (one or two, as of
     `pack`) and the launcher's pidfd."""
     rank, region_fd, channel_fd, *job_fds, launcher = map(int, words)
-    region = _core.Region.attach(region_fd)
-    os.close(region_fd)
     channel = socket.socket(fileno=channel_fd)
+    try:
+        region = _core.Region.attach(region_fd)
+    except Exception as error:      # by which all would be told
+        message = f"rank {rank} failed before its first instruction: {str(error) or _unsaid(error)}"
+        with suppress(OSError):
+            channel.sendall(json.dumps(_told(error, status_of(error), message)).encode() + b"\n")
+        return 1
+    os.close(region_fd)
     stopping = threading.Event()
 
     told = _Telling(channel, region)

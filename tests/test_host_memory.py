@@ -4,8 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT
+
+import terapipe_c as tp
+from terapipe_c import ranks
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +52,24 @@ def test_a_product_that_lacks_host_memory_says_so(refuses):
     """And takes no other algorithm, whose sums may be of another order, for one that it had no memory to ask about."""
     told = ran(refuses, "-c", PRODUCT).splitlines()
     assert len(told) > 3 and all("no host memory" in words for words in told), told
+
+
+ATTACHES = """
+import sys
+from terapipe_c import _core, worker
+class Region:
+    def attach(fd):
+        raise _core.StorageError("shared memory of 1 bytes could not be mapped: Cannot allocate memory")
+if sys.argv[1] == "1":
+    _core.Region = Region
+sys.exit(worker.main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_that_cannot_have_the_shared_memory_says_so(monkeypatch):
+    """It ended "with exit code 1 and no word", for a PeerError: what it tells all by was what it did not get."""
+    monkeypatch.setattr(ranks, "COMMAND", ["-P", "-c", ATTACHES])
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=32, block_size=16)
+    plan = tp.plan(model, tp.Cluster(2), batch=2, seq_len=16, planner="uniform", stages=2, executable=True)
+    with pytest.raises(tp.StorageError, match="^rank 1 failed before its first instruction: shared memory of 1 bytes could not"):
+        tp.launch(plan, np.arange(100) % 32, 1, progress=False).wait(60)
