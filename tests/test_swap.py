@@ -97,20 +97,22 @@ def test_what_comes_back_while_another_goes_forward_has_its_own_place():
     assert two - one > 4 * 64 * 64 * 4
 
 
-@pytest.mark.parametrize(("swap", "slices", "program"), [
-    ((0, 0, 1, 0), [12], "0F0.0 0SO0.0 0F1.0 0SI0.0 0SO1.0 0B0.0 0SI1.0 0B1.0"),
-    ((0, 1, 0, 0), [5, 7], "0F0.0 0SO0.0 0F0.1 0SO0.1 0F1.0 0SO1.0 0SI0.0 0SI0.1 0B0.1 0B0.0 "
-                           "0F1.1 0SO1.1 0SI1.0 0SI1.1 0B1.1 0B1.0"),
-    ((0, 0, 1, 0), [5, 7], "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.1 0B0.1 0SI0.0 0F1.0 0SO1.0 0B0.0 "
-                           "0F1.1 0SO1.1 0SI1.1 0B1.1 0SI1.0 0B1.0"),
-], ids=["before it leaves", "between its slices", "until the next slice's backward"])
-def test_what_comes_back_leaves_alone_what_goes_forward(swap, slices, program, tmp_path):
+@pytest.mark.parametrize(("swap", "batch", "slices", "program"), [
+    ((0, 0, 1, 0), 1, [12], "0F0.0 0SO0.0 0F1.0 0SI0.0 0SO1.0 0B0.0 0SI1.0 0B1.0"),
+    ((0, 1, 0, 0), 1, [5, 7], "0F0.0 0SO0.0 0F0.1 0SO0.1 0F1.0 0SO1.0 0SI0.0 0SI0.1 0B0.1 0B0.0 "
+                              "0F1.1 0SO1.1 0SI1.0 0SI1.1 0B1.1 0B1.0"),
+    ((0, 0, 1, 0), 1, [5, 7], "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.1 0B0.1 0SI0.0 0F1.0 0SO1.0 0B0.0 "
+                              "0F1.1 0SO1.1 0SI1.1 0B1.1 0SI1.0 0B1.0"),
+    ((0, 0, 1, 0), 2, [5, 7], "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.1 0B0.1 0F1.0 0SO1.0 0F1.1 0SO1.1 "
+                              "0SI0.0 0B0.0 0SI1.1 0B1.1 0SI1.0 0B1.0"),
+], ids=["before it leaves", "between its slices", "until the next slice's backward", "until the sums of all its slices"])
+def test_what_comes_back_leaves_alone_what_goes_forward(swap, batch, slices, program, tmp_path):
     """All that was brought has been read before the next forward; but the last forward, or its keys and values, are still there; or
-    one slice has been read, and the next not yet."""
-    model, params, tokens = problem(2, 12, n_layer=1)
+    one slice has been read, and the next not yet; or, of several sequences, is read once more when all slices are there."""
+    model, params, tokens = problem(2 * batch, 12, n_layer=1)
     lowered = tp.Program.parse(program).lower()
     lowered.check()
-    same(alone(model, params, tokens), everything(model, partition_of(model, []), [(1, slices)] * 2, lowered, params, tokens,
+    same(alone(model, params, tokens), everything(model, partition_of(model, []), [(batch, slices)] * 2, lowered, params, tokens,
                                                   swap=swap, store=str(tmp_path)))
 
 
