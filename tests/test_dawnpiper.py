@@ -497,9 +497,12 @@ def test_capuchin_swaps_what_the_bus_hides_first():
     nodes = {key: np.ones(n) for key in KEYS} | {"param_bytes": np.zeros(n), "optimizer_bytes": np.zeros(n)}
     got = dawnpiper_binary(nodes, 1, 6.0, 1, "1f1b", 1.0)
     assert got.swap_bytes.tolist() == [1, 1, 0, 0, 0, 0, 0, 0] and got.stage_time_s[0] == 16.0
-    slow = dawnpiper_binary(nodes, 1, 6.0, 1, "1f1b", 0.01)  # 100 s a tensor: recompute instead
-    assert slow.recompute.sum() == 2 and slow.stage_time_s[0] == 18.0
-    assert dawnpiper(nodes, 1, 6.0, 1, "1f1b", 0.01).stage_time_s[0] == 18.0
+    for slow in (dawnpiper_binary(nodes, 1, 6.0, 1, "1f1b", 0.01), dawnpiper(nodes, 1, 6.0, 1, "1f1b", 0.01)):
+        assert slow.recompute.sum() == 2 and slow.stage_time_s[0] == 18.0  # 100 s a tensor: recompute instead
+    dear = dawnpiper_binary(nodes | {"recompute_s": np.full(n, 1e3)}, 1, 6.0, 1, "1f1b", 0.01)    # out till 202, in from -185
+    assert dear.swap_bytes.tolist() == [1, 1, 0, 0, 0, 0, 0, 0] and dear.stage_time_s[0] == 16.0 + 202 + 185
+    large = dawnpiper_binary(nodes | {"activation_bytes": np.r_[6.0, np.ones(n - 1)]}, 1, 11.0, 1, "1f1b", 1.0)
+    assert large.swap_bytes.tolist() == [0, 1, 1, 0, 0, 0, 0, 0]    # 12 s of its 13 the first is on the bus
     for fwd_s, bwd_s, Bps, time_s in ((1, 1, 0.1, 17.0), (1, 0.25, 0.2, 11.0), (0.25, 1, 0.2, 11.0)):
         # The first: the bus hides 1.6 bytes a step. Others: between a pass and its backward lie four of the shorter ones at least.
         got = dawnpiper_binary(nodes | {"fwd_s": np.full(n, fwd_s), "bwd_s": np.full(n, bwd_s)}, 1, 30.0, 5, "gpipe", Bps)
