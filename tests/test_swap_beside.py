@@ -240,6 +240,9 @@ def test_a_measured_timeline_has_the_bubbles_of_the_simulated_one(schedule, ahea
         stages, units = program.num_stages, sum(program.slices)
         whole = program.save_memory(bytes(stages), bytes([*swap, 1][:stages]), ahead, beside=True).lower()
         cost = {op: rng.integers(1, 8, (stages, units)).astype(float) for op in ("F", "B", "I", "W", "SO", "SI")}
+        alone = program.save_memory(bytes(stages), bytes([*swap, 1][:stages]), ahead).lower().simulate(cost)
+        told = tp.Timeline.from_intervals(alone.intervals)     # by the times alone: no copy goes on beside the work
+        assert not told.program.swaps_beside and told.bubbles == pytest.approx(alone.bubbles, abs=1e-9)
         line = whole.simulate(cost)
         measured = tp.Timeline.from_intervals(line.intervals, program=whole)
         assert measured.bubbles == pytest.approx(line.bubbles, abs=1e-9) and measured.program == whole
