@@ -32,6 +32,10 @@ philox_known_answers(void)
         tp_philox(known[i].counter, known[i].key, out);
         CHECK(memcmp(out, known[i].out, sizeof out) == 0);
     }
+    /* The first two words of them, as a fraction of 2^64 */
+    CHECK(tp_rng_below(0, 0, 0, 1000) == 399 && tp_rng_below(0, 0, 0, 1) == 0);
+    CHECK(tp_rng_below(0, 0, 0, UINT64_MAX) == UINT64_C(0x6627e8d5e169c58c));
+    CHECK(tp_rng_below(UINT64_C(0x299f31d0a4093822), UINT64_C(0x0370734413198a2e), UINT64_C(0x85a308d3243f6a88), 256) == 0xd1);
     /* Box and Muller's of the first of them, by Python's math */
     static const float normal[4] = {0x1.fb76600000000p-1f, -0x1.d96d680000000p-1f, -0x1.3c37420000000p-1f, -0x1.eda3560000000p-2f};
     float values[4000];
