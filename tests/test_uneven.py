@@ -114,6 +114,9 @@ def test_long_sequences_have_a_local_optimum_and_a_bound():
     assert plans[8].latency_s < surrogate.latency_s
     again = planners.slice_uneven(costs, seq_len=2048, granularity=2)
     assert again.lengths == plans[2].lengths and again.latency_s == plans[2].latency_s
+    curves = planners.slice_uneven(costs[:3], seq_len=1040, granularity=4)
+    tables = planners.slice_uneven([c.table(1040, 4) for c in costs[:3]])
+    assert close(tables.lower_bound_s, curves.lower_bound_s) and 0.99 * curves.latency_s < curves.lower_bound_s <= curves.latency_s
 
 
 def test_unequal_stages_scale_and_grow():
