@@ -15,7 +15,7 @@ import reference as ref
 from terapipe_c import Cluster, GPTConfig, InvalidTypeError, InvalidValueError, checkpoint, launch, plan, tensorfile
 from terapipe_c.checkpoint import load_checkpoint, model_dict, param_shapes, save_checkpoint
 from terapipe_c.generate import _Cache, _draw, generate, logits
-from terapipe_c.interop import export_hf, import_hf
+from terapipe_c.interop import export_hf, import_hf, open_params
 from terapipe_c.tensorfile import OnDemand, read_layout, read_tensor, same_values, write_file
 
 MODEL = ref.Model(n_layer=2, n_head=2, n_embd=8, vocab_size=13, block_size=9)
@@ -400,6 +400,9 @@ def test_a_checkpoint_is_exported_tensor_by_tensor(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorfile, "checksum", lambda data: about.append(len(data)) or "")
     assert same(import_hf(export_hf(tmp_path / "hf", tmp_path / "run")).params, params)
     assert about == [word for name, array in params.items() for word in (name, array.nbytes)]
+    whole = save_checkpoint(tmp_path / "whole", MODEL, params, {"exp_avg": params, "exp_avg_sq": params})
+    (whole / "optimizer.safetensors").unlink()      # of which neither an export nor a run that begins from it reads anything
+    assert same(dict(import_hf(export_hf(tmp_path / "rest", whole)).params), params) and same(dict(open_params(whole)[2]), params)
     (saved / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes()[:-1] + b"?")
     for folder in ("hf", "new"):
         with pytest.raises(ValueError, match=f"tensor {list(params)[-1]} is damaged"):

@@ -76,6 +76,9 @@ def test_a_step_is_as_long_as_its_operations_make_it(guests):
         return rows
 
     assert resimulated(program, measured(0)) == pytest.approx(program.makespan(cost))
+    between = {name: seconds + 0.5 * (name not in guests) for name, seconds in cost.items()}
+    assert resimulated(program, measured(0), between_s=0.5) == pytest.approx(program.makespan(between))
+    assert resimulated(program, measured(0), handover_s=0.5) == pytest.approx(program.makespan(cost | {"comm": 0.5}))
     rows = np.concatenate([measured(0, F=3.0), measured(1)])
     both = resimulated(program, rows)
     assert both == pytest.approx(program.makespan(cost | {"F": 3.0})) and both > program.makespan(cost) + 1

@@ -81,6 +81,47 @@ heap_counts(void)
     tp_heap_close(heap);
 }
 
+/* Memory that is not the host's: 64 bytes for each request, in order; *context is what was given back last. */
+static _Alignas(TP_ALIGN) char elsewhere[4][TP_ALIGN];
+static int taken;
+
+static tp_status
+take(void *context, size_t bytes, const char *what, void **out)
+{
+    (void)context, (void)bytes;
+    if (taken == 3)
+        return tp_fail(TP_EMEMORY, "%s: no more", what);
+    *out = elsewhere[taken++];
+    return TP_OK;
+}
+
+static void
+give(void *context, void *memory)
+{
+    *(void **)context = memory;
+}
+
+static void
+blocks_elsewhere_have_their_own_sizes(void)
+{
+    tp_heap *heap = NULL;
+    void *block[4] = {NULL}, *given = NULL;
+    static const int order[] = {1, 2, 0};
+    CHECK(tp_heap_open(0, &heap) == TP_OK);
+    tp_heap_use(heap, &(tp_heap_hook){&given, take, give});
+    for (int i = 0; i < 3; i++)
+        CHECK(tp_heap_alloc(heap, (size_t)64 << i, "a block", &block[i]) == TP_OK && block[i] == elsewhere[i]);
+    CHECK(tp_heap_alloc(heap, 1, "a block", &block[3]) == TP_EMEMORY && tp_heap_bytes(heap) == 64 + 128 + 256);
+    tp_heap_free(heap, elsewhere[3]); /* nobody has it */
+    CHECK(given == NULL);
+    for (size_t i = 0, left = 64 + 128 + 256; i < 3; i++) { /* the one in the middle, the newest, the last */
+        tp_heap_free(heap, block[order[i]]);
+        left -= (size_t)64 << order[i];
+        CHECK(given == block[order[i]] && tp_heap_bytes(heap) == left);
+    }
+    tp_heap_close(heap);
+}
+
 static void *
 fail_elsewhere(void *argument)
 {
@@ -142,6 +183,7 @@ main(void)
 {
     philox_known_answers();
     heap_counts();
+    blocks_elsewhere_have_their_own_sizes();
     errors_are_per_thread();
     teams_share();
     return failures != 0;

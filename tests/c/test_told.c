@@ -367,6 +367,25 @@ listeners_nest(void)
     tp_deadline_unlisten(&none);
 }
 
+/* Before a long piece of work the clock is looked at, however often it just was. */
+static void
+long_work_asks_at_once(void)
+{
+    tp_listener none;
+    ear e = {0, 1000};
+    tp_deadline_listen_ns = 1;
+    tp_deadline_listen(heard, &e, &none);
+    for (int i = 0; i < 40; i++) {
+        CHECK(!tp_deadline_told());
+        int64_t before = e.asked, now = tp_clock_ns();
+        while (tp_clock_ns() == now) {
+        }
+        CHECK(!tp_deadline_told_before() && e.asked == before + 1);
+    }
+    tp_deadline_unlisten(&none);
+    tp_deadline_listen_ns = 0;
+}
+
 /* A listener that fails and goes on, as a signal's handler may: the error that it meets, at whatever question, stays as it was. */
 static int
 fail_meanwhile(void *context)
@@ -401,6 +420,7 @@ main(void)
     tp_deadline_listen_ns = 0;
     fill();
     listeners_nest();
+    long_work_asks_at_once();
     errors_stay();
     for (size_t k = 0; k < sizeof calls / sizeof *calls; k++)
         for (int which = 0; which < calls[k].count; which++) {
