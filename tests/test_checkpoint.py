@@ -488,6 +488,8 @@ def test_headers_that_lie_are_refused(tmp_path):
 
     entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
     refused("not a safetensors file: its header", b"[1, 2]")
+    with pytest.raises(ValueError, match="null: not a safetensors file: no regular file"):
+        read_layout("/dev/null")
     refused("not a safetensors file: its header", b"\xff\xfe{}")
     refused("tensor a has no sound entry", {"a": {"dtype": "F32"}})
     refused("tensor a has no sound entry", {"a": 3})

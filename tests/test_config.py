@@ -176,3 +176,15 @@ def test_a_cluster_that_is_too_slow_for_seconds_is_named(name):
         with pytest.raises(ValueError, match=rf"^{name} is [15]e-3\d+: at least 1e-250 would be right$"):
             tp.CostModel.analytic(model, Cluster(num_devices=2, **{name: rate}))
     tp.CostModel.analytic(model, Cluster(num_devices=2, **{name: 1e-250}))
+
+
+@pytest.mark.parametrize("layers", [1, 8])
+def test_initial_values_are_gpt2s(layers):
+    """0.02 around 0, and of what is added to the residual stream 0.02 / sqrt(2 layers)."""
+    model = GPTConfig(n_layer=layers, n_head=1, n_embd=64, vocab_size=64, block_size=64, tie_weights=False)
+    for name, values in tp.init_params(model, seed=1).items():
+        if values.ndim == 2:
+            std = 0.02 / (2 * layers) ** 0.5 if name.endswith("c_proj.weight") else 0.02
+            assert abs(values.std() / std - 1) < 0.08 and abs(values.mean()) < 0.1 * std, name
+        else:
+            assert (values == float(name.endswith(".weight"))).all(), name

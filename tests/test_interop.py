@@ -152,8 +152,9 @@ def test_export_fills_in_biases_and_refuses_what_does_not_fit(tmp_path):
     ).any()
     assert "lm_head.weight" not in layout.tensors
     params = float_params(MODEL)
-    with pytest.raises(ValueError, match="both model and params"):
-        export_hf(tmp_path / "x", model=MODEL)
+    for half in ({"model": MODEL}, {"params": params}):
+        with pytest.raises(ValueError, match="both model and params"):
+            export_hf(tmp_path / "x", **half)
     with pytest.raises(ValueError, match=r"wte.weight has shape \[12, 8\]"):
         export_hf(
             tmp_path / "x",

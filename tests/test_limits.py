@@ -286,6 +286,7 @@ def test_a_model_of_too_many_layers_is_refused_before_its_blocks_are_listed(plan
     model = tp.GPTConfig(n_layer=10**9, n_head=1, n_embd=8, vocab_size=61, block_size=24)
     with pytest.raises(ValueError, match="n_layer is 1000000000: at most 16000 would be right"):
         tp.plan(model, tp.Cluster.local(), batch=1, seq_len=24, stages=2, planner=planner)
+    assert len(_core.model_params((16000, 1, 8, 61, 24, 0, 1))) == 16000 * 6 + 3
 
 
 @pytest.mark.parametrize(("width", "batch", "micros", "words"), [

@@ -52,6 +52,9 @@ def test_errors_are_of_the_prediction():
     report, _ = told(plan, 1.0, (9.0, 2 * plan.step_time_s))
     rows = {name: rest for name, *rest in report.rows()}
     assert rows["step time"][2] == "-50.0 %"                  # half of what it took was predicted
+    head, *lines = repr(report).splitlines()[:len(rows) + 1]
+    ends = {line.rfind(cells[1]) + len(cells[1]) for line, cells in zip(lines, rows.values(), strict=True)}
+    assert ends == {head.index("measured") + len("measured")}
     assert rows["memory of rank 0"][2] == "-0.0 %" and rows["memory of rank 1"][2] == "exact"
     assert report.resimulated_step_time_s < plan.step_time_s < report.last_step_time_s
     assert rows["last step, from measured operations"][2].startswith("-5")

@@ -8,6 +8,7 @@ import pytest
 import reference as ref
 
 import terapipe_c as tp
+from terapipe_c.engine import rank_memory
 
 RAGGED = [1, 1, 62, 5]
 TOLERANCE = 1e-5  # relative, in the norm of each tensor: what issue 3 asks of fp32
@@ -156,3 +157,15 @@ def test_every_instruction_set_agrees_with_the_oracle_and_the_vector_ones_bit_fo
         pytest.skip("this processor has but one vector instruction set: nothing to compare bit for bit")
     for name in expected:
         assert np.array_equal(vector[0][name], vector[1][name]), name
+
+
+@pytest.mark.parametrize(("slicing", "message"), [
+    (((0, (8,)), (2, (8,))), "micro-batch 0 has 0 sequences in 1 slices: at least 1 of each"),
+    (((1, (8,)), (1, ())), "micro-batch 1 has 1 sequences in 0 slices: at least 1 of each"),
+    (((1, (8,)), (1, (0, 8))), "slice 0 of micro-batch 1 has 0 tokens: at least 1"),
+    (((1, (8,)), (1, (7,))), r"the slices of micro-batch 1 sum to 7 tokens: 8 \(seq_len\)"),
+])
+def test_a_slicing_that_leaves_something_out_is_refused(slicing, message):
+    model, program = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=16, block_size=8), tp.schedules.gpipe(1, 2).lower(True)
+    with pytest.raises(ValueError, match=message):
+        rank_memory(model, [(0, 4)], slicing, program)
