@@ -30,15 +30,6 @@ int
 tp_model_blocks(const tp_model *model); /* 2 n_layer + 2 */
 tp_block_kind
 tp_model_block_kind(const tp_model *model, int block);
-int64_t
-tp_model_num_params(const tp_model *model); /* a tied weight counts once */
-/* Multiply-adds x 2 of one token's forward and backward, averaged over a sequence of seq_len: 6 N_matmul + causal
- * attention 6 * n_layer * n_embd * (seq_len + 1). N_matmul: parameters that multiply (head included, embeddings not). */
-double
-tp_model_flops_per_token(const tp_model *model, int64_t seq_len);
-/* The same of one block for `tokens` rows after `context` rows (per sequence), forward only. */
-double
-tp_model_block_flops(const tp_model *model, tp_block_kind kind, int64_t tokens, int64_t context);
 
 /* ---- parameters: names and shapes of Hugging Face's GPT2LMHeadModel ------------------------------------------------ */
 

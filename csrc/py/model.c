@@ -173,18 +173,6 @@ model_init_param(PyObject *module, PyObject *args)
     return param.is_matrix ? tp_py_array(state, values, 'f', 2, shape) : tp_py_array(state, values, 'f', 1, shape + 1);
 }
 
-static PyObject *
-model_figures(PyObject *module, PyObject *args)
-{
-    PyObject *dimensions;
-    long long seq_len;
-    tp_model model;
-    if (!PyArg_ParseTuple(args, "OL", &dimensions, &seq_len) ||
-        tp_py_model(tp_py_module_state(module), dimensions, &model) < 0)
-        return NULL;
-    return Py_BuildValue("(Ld)", (long long)tp_model_num_params(&model), tp_model_flops_per_token(&model, seq_len));
-}
-
 static PyMethodDef functions[] = {
     {"model_params", model_params, METH_O,
      "model_params($module, model, /)\n--\n\n-> [(name, rows, cols, is_matrix, block), ...] in canonical order; vectors have "
@@ -192,8 +180,6 @@ static PyMethodDef functions[] = {
     {"model_init_param", model_init_param, METH_VARARGS,
      "model_init_param($module, model, index, seed, region=None, /)\n--\n\n-> a float32 array: Philox keyed by (seed, name, "
      "index). region: whose abort ends it; None: a signal does."},
-    {"model_figures", model_figures, METH_VARARGS,
-     "model_figures($module, model, seq_len, /)\n--\n\n-> (parameters, FLOPs of one token's forward and backward)."},
     {NULL, NULL, 0, NULL},
 };
 
