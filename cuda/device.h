@@ -149,11 +149,6 @@ TP_MUST_USE tp_status
 tp_cuda_host_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out);
 void
 tp_cuda_host_free(tp_cuda_device *device, void *memory);
-/* Device memory taken by tp_cuda_alloc and not freed, and the calls so far. */
-size_t
-tp_cuda_bytes(const tp_cuda_device *device);
-uint64_t
-tp_cuda_allocations(const tp_cuda_device *device);
 
 typedef enum { TP_CUDA_TO_DEVICE, TP_CUDA_TO_HOST, TP_CUDA_ON_DEVICE } tp_cuda_direction;
 

@@ -137,8 +137,6 @@ tp_cuda_note(tp_cuda_device *device, tp_cuda_allocation *entry, void *memory, si
 {
     *entry = (tp_cuda_allocation){memory, bytes, device->allocated};
     device->allocated = entry;
-    device->bytes += bytes;
-    device->allocations++;
 }
 
 size_t
@@ -149,23 +147,10 @@ tp_cuda_unnote(tp_cuda_device *device, const void *memory)
             tp_cuda_allocation *entry = *at;
             size_t bytes = entry->bytes;
             *at = entry->next;
-            device->bytes -= bytes;
             free(entry);
             return bytes;
         }
     return 0;
-}
-
-size_t
-tp_cuda_bytes(const tp_cuda_device *device)
-{
-    return device->bytes;
-}
-
-uint64_t
-tp_cuda_allocations(const tp_cuda_device *device)
-{
-    return device->allocations;
 }
 
 tp_status

@@ -17,8 +17,6 @@ struct tp_cuda_device {
     int priorities[2];           /* of ordinary and of higher streams: smaller is higher */
     int held; /* multiprocessors, by what waits for messages */
     tp_stream compute, communication;
-    size_t bytes;
-    uint64_t allocations;
     tp_cuda_allocation *allocated;
 };
 
@@ -30,10 +28,10 @@ tp_cuda_ask_priorities(tp_cuda_device *device);
 TP_MUST_USE tp_status
 tp_cuda_try_launches(tp_cuda_device *device);
 
-/* Count memory; `entry`, from malloc, is the note of it from now on. */
+/* Remember memory; `entry`, from malloc, is the note of it from now on. */
 void
 tp_cuda_note(tp_cuda_device *device, tp_cuda_allocation *entry, void *memory, size_t bytes);
-/* Take the memory out of the count and free its note: its bytes, or 0 where there is no note of it. */
+/* Free the note of the memory: its bytes, or 0 where there is no note of it. */
 size_t
 tp_cuda_unnote(tp_cuda_device *device, const void *memory);
 /* EMEMORY: page-locked memory. */
