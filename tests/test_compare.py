@@ -108,6 +108,8 @@ def test_the_picture_is_to_scale(comparison):
     space = "{http://www.w3.org/2000/svg}"
     words = ["".join(text.itertext()) for text in root.iter(f"{space}text")]
     assert all(name in words for name in PLANNERS)
+    keys = [rect for rect in root.iter(f"{space}rect") if rect.get("width") == rect.get("height") == "10"]    # a square and a word
+    assert len(keys) > 2 and len({(key.get("x"), key.get("y")) for key in keys}) == len(keys)
     bars: dict[float, float] = {}
     for rect in root.iter(f"{space}rect"):
         if rect.get("height") == "16":
