@@ -495,8 +495,8 @@ def test_capuchin_swaps_what_the_bus_hides_first():
     """One stage, two copies short of room: the earliest tensors have the most free time and leave first, for nothing."""
     n = 8
     nodes = {key: np.ones(n) for key in KEYS} | {"param_bytes": np.zeros(n), "optimizer_bytes": np.zeros(n)}
-    got = dawnpiper_binary(nodes, 1, 6.0, 1, "1f1b", 1.0)
-    assert got.swap_bytes.tolist() == [1, 1, 0, 0, 0, 0, 0, 0] and got.stage_time_s[0] == 16.0
+    got, just = (dawnpiper_binary(nodes, 1, room, 1, "1f1b", Bps) for room, Bps in ((6.0, 1.0), (7.0, 2 / 13)))
+    assert got.swap_bytes.tolist() == [1, 1, 0, 0, 0, 0, 0, 0] and got.stage_time_s[0] == just.stage_time_s[0] == 16.0
     for slow in (dawnpiper_binary(nodes, 1, 6.0, 1, "1f1b", 0.01), dawnpiper(nodes, 1, 6.0, 1, "1f1b", 0.01)):
         assert slow.recompute.sum() == 2 and slow.stage_time_s[0] == 18.0  # 100 s a tensor: recompute instead
     dear = dawnpiper_binary(nodes | {"recompute_s": np.full(n, 1e3)}, 1, 6.0, 1, "1f1b", 0.01)    # out till 202, in from -185
