@@ -438,6 +438,7 @@ def test_a_damaged_checkpoint_names_the_newest_other_that_is_complete(tmp_path):
     with pytest.raises(ValueError, match="where .*/step-00000010 is whole, moving .*/step-00000020 away would be right"):
         verify_checkpoint(file.parent)
     file = save(tmp_path, 30) / "optimizer.safetensors"
+    assert len(list(tmp_path.glob("step-*/state.json"))) == 2   # of three
     file.write_bytes(file.read_bytes()[:-1] + b"?")       # of which a run that resumes reads as much
     with pytest.raises(ValueError, match=r"tensor exp_avg_sq\.\S+ is damaged"):
         verify_checkpoint(file.parent)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c import _core
 from terapipe_c.config import Cluster, GPTConfig, human_bytes, human_count
 
 PUBLISHED = {"gpt2-124m": 124_439_808, "gpt2-345m": 354_823_168, "gpt2-762m": 774_030_080, "gpt2-1558m": 1_557_611_200}
@@ -188,3 +189,13 @@ def test_initial_values_are_gpt2s(layers):
             assert abs(values.std() / std - 1) < 0.08 and abs(values.mean()) < 0.1 * std, name
         else:
             assert (values == float(name.endswith(".weight"))).all(), name
+
+
+@pytest.mark.parametrize(("bias", "tied"), [(0, 1), (1, 0)])
+def test_every_tensor_is_of_its_block(bias, tied):
+    found = {name: block for name, *_, block in _core.model_params((3, 1, 8, 11, 4, bias, tied))}
+    for name, block in found.items():
+        layer, part = name.split(".")[2:4] if ".h." in name else ("0", "")
+        inside = 1 + 2 * int(layer) + (part in ("ln_2", "mlp"))
+        assert block == (inside if part else 0 if ".w" in name and "ln_f" not in name and "head" not in name else 7), name
+    assert len(found) == 3 * 6 * (1 + bias) + 3 + bias + (not tied)

@@ -361,7 +361,7 @@ def test_arguments_and_arrays_are_checked():
         (dict(batch=0), "batch is 0"),
         (dict(seq_len=2**31), "seq_len is 2147483648: at most 2147483647"),
         (dict(batch=2**31), "batch is 2147483648: at most 2147483647"),
-        (dict(seed=-1), "seed is -1"),
+        (dict(seed=-1), "seed is -1"), (dict(seed=2**64), "seed is 18446744073709551616"),
         (dict(seed=1 << 64), "seed"),
         (dict(split="test"), "'test'"),
         (dict(val_fraction=1.0), "val_fraction is 1"),
@@ -493,6 +493,8 @@ def test_a_name_may_end_in_capitals(tmp_path):
         assert data.kind == kind and len(data) == 500, (name, data)
         with pytest.raises(InvalidValueError, match="tokenizer is for text"):
             Dataset(tmp_path / name, 8, 2, tokenizer=list)
+    write_megatron(tmp_path, [ramp(100)], name="pair")       # besides: each has the index that is written as it is
+    assert [Dataset(tmp_path / f"pair.{end}", 8, 2).num_tokens for end in ("bin", "idx", "BIN", "IDX")] == [100, 100, 500, 500]
 
 
 def test_a_mapped_file_reaches_other_processes_without_a_copy(tmp_path):
