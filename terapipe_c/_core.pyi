@@ -408,6 +408,11 @@ def guest_bytes(
     model: _Dimensions, first: int, last: int, batch: int, seq_len: int, provider: object = None, dtype: str | None = None,
     saves: bytes | None = None, /,
 ) -> int: ...
+def least_memory(
+    model: _Dimensions, slicing: _Slicing, unit: int, batch: int, ranks: int, rank_of: Sequence[int], slots: Sequence[int],
+    replicas: int, copies: int, saves: bytes | None = None, all_saved: bytes | None = None, partition: Sequence[int] | None = None,
+    provider: object = None, dtype: str | None = None,
+) -> int: ...
 def stage_memory(
     model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int,
     provider: object = None, dtype: str | None = None, saves: bytes | None = None, /,

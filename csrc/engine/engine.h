@@ -106,6 +106,26 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
  * and the limit is the least only as far as tp_engine_cut misses no partition. All else as there. */
 TP_MUST_USE tp_status
 tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, double close, int32_t *boundary, int *found);
+/* ---- least.c: of a program that is not there yet ---- */
+typedef struct {
+    tp_model model;
+    const tp_provider *provider; /* borrowed, as all below */
+    tp_device_config device;
+    const tp_slicing *slicing;   /* of one copy of one replica */
+    int32_t unit, batch;         /* unit > 0: slices are open, in units of so many tokens, of `batch` sequences: of the slicing no more
+                                    than its largest micro-batch and length count */
+    int ranks, stages;           /* of one copy; as many on each rank */
+    int replicas, copies;
+    const int32_t *rank_of;      /* [stages] of the first copy */
+    const int32_t *slots;        /* [stages] of activations, at least */
+    const uint8_t *saves;        /* [blocks] of tp_saves; NULL: all keep everything, or may do as they like: */
+    const uint8_t *all_saved;    /* [blocks] TP_REMAKES where a block may keep its input alone; NULL: none may */
+    const int32_t *partition;    /* [stages + 1] boundaries; NULL: open */
+} tp_engine_least_asked;
+/* *bytes of the fullest rank, no more than tp_engine_bytes says of any program and partition (and slicing, where that is open) that
+ * are so; 0 where to know more would take long. EVALUE: what does not fit together. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_least(const tp_engine_least_asked *asked, int64_t *bytes);
 /* EVALUE: program, partition and slicing that do not fit together; replicas of a provider that has none. EMEMORY. What the
  * device says of itself. heap is borrowed: the account of the device's memory. */
 TP_MUST_USE tp_status

@@ -331,6 +331,64 @@ memory_room(PyObject *module, PyObject *args)
     return Py_BuildValue("(NNO)", bytes_or_none(room.total), bytes_or_none(room.available), room.grouped ? Py_True : Py_False);
 }
 
+/* [stages] of an argument, or NULL with an exception. */
+static int32_t *
+of_stages(PyObject *object, const char *what, int count)
+{
+    Py_ssize_t found;
+    int32_t *values = tp_py_int32s(object, what, &found);
+    if (values == NULL || found == count)
+        return values;
+    tp_py_invalid_value("%s are %zd: %d would be right", what, found, count);
+    free(values);
+    return NULL;
+}
+
+static PyObject *
+least_of(tp_py_state *state, const tp_engine_least_asked *asked)
+{
+    int64_t bytes = 0;
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_engine_least(asked, &bytes));
+    return status == TP_OK ? PyLong_FromLongLong((long long)bytes) : tp_py_raise(state, status);
+}
+
+static PyObject *
+least_memory(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"model", "slicing", "unit", "batch", "ranks", "rank_of", "slots", "replicas", "copies", "saves", "all_saved",
+                            "partition", "provider", "dtype", NULL};
+    PyObject *model, *slicing, *rank_of, *slots, *saves = Py_None, *all = Py_None, *cut = Py_None, *capsule = Py_None, *result = NULL;
+    const char *dtype = NULL;
+    int32_t *homes = NULL, *held = NULL, *bounds = NULL;
+    Py_buffer ways = {0}, most = {0};
+    tp_slicing *micros = NULL;
+    tp_engine_least_asked asked = {.device = {.threads = 1}};
+    Py_ssize_t stages;
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOiiiOOii|OOOOz", names, &model, &slicing, &asked.unit, &asked.batch, &asked.ranks,
+                                     &rank_of, &slots, &asked.replicas, &asked.copies, &saves, &all, &cut, &capsule, &dtype))
+        return NULL;
+    if (tp_py_model(state, model, &asked.model) < 0 || tp_py_device(capsule, dtype, &asked.provider, &asked.device) < 0 ||
+        tp_py_saves(saves, &asked.model, &ways) < 0 || tp_py_saves(all, &asked.model, &most) < 0 ||
+        tp_py_slicing(state, slicing, &micros) < 0 || (homes = tp_py_int32s(rank_of, "the stages' ranks", &stages)) == NULL)
+        goto done;
+    asked.stages = stages > INT32_MAX ? INT32_MAX : (int)stages;
+    if ((held = of_stages(slots, "the stages' slots", asked.stages)) == NULL ||
+        (cut != Py_None && (bounds = of_stages(cut, "the partition's boundaries", asked.stages + 1)) == NULL))
+        goto done;
+    asked.slicing = micros, asked.rank_of = homes, asked.slots = held, asked.partition = bounds;
+    asked.saves = ways.buf, asked.all_saved = most.buf;
+    result = least_of(state, &asked);
+done:
+    free(homes), free(held), free(bounds);
+    PyBuffer_Release(&ways);
+    PyBuffer_Release(&most);
+    tp_slicing_close(micros);
+    return result;
+}
+
 static PyMethodDef functions[] = {
     {"memory_room", memory_room, METH_VARARGS,
      "memory_room($module, root=\"\", /)\n--\n\n-> (bytes that this process could have at any time, bytes now, whether its control "
@@ -357,6 +415,10 @@ static PyMethodDef functions[] = {
      "cut_least($module, /, program, model, slicing, low, high, close, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
      "-> [stages + 1] boundaries of the partition that needs least of a rank, of limits in (low, high], looked for by halves until "
      "they are within `close` of the limit or 64 bytes; None: none was within any limit that was tried."},
+    {"least_memory", (PyCFunction)(void (*)(void))least_memory, METH_VARARGS | METH_KEYWORDS,
+     "least_memory($module, /, model, slicing, unit, batch, ranks, rank_of, slots, replicas, copies, saves=None, all_saved=None, "
+     "partition=None, provider=None, dtype=None)\n--\n\n-> bytes that the fullest rank takes at least: tp_engine_least of "
+     "csrc/engine/engine.h, with its arguments."},
     {"stage_memory", stage_memory, METH_VARARGS,
      "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
      "saves=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},

@@ -9,12 +9,13 @@ keeps, that neither more memory nor a finer grid gives a slower plan.
 
 By name: every planner, for this request as it is, and with every schedule and number of chunks that the request leaves open
 (:func:`by_name`; where a rank can have more than eight chunks only up to four, and numbers that divide the layers evenly); bpipe
-and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each of these is made unless its bound says that
-it cannot win, whatever work it takes, so the result is never slower than any of them. Where ``stages`` or ``data_parallel`` are
-open terapipe also searches every configuration (numbers of ranks that divide the devices', their halves, and all up to 16; up to
-four chunks) with every schedule: only its bound leaves one out. What is looked at besides does not depend on the limit of memory,
-so more memory never gives a slower plan. But a search that has taken long ends before its finest slices where it is not likely to
-beat the plan in hand (:meth:`search._Search._gives_up`): for large requests both promises are as good as that rule.
+and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each of these is made unless its bounds say that
+it cannot win, or fit (least.py), whatever work it takes, so the result is never slower than any. Where ``stages`` or
+``data_parallel`` are open terapipe also searches every configuration (numbers of ranks that divide the devices', their halves, and
+all up to 16; up to four chunks) with every schedule: only its bounds leave one out. What is looked at besides does not depend on
+the limit of memory, so more memory never gives a slower plan. But a search that has taken long ends before its finest slices where
+it is not likely to beat the plan in hand (:meth:`search._Search._gives_up`): for large requests both promises are as good as that
+rule.
 
 Not promised: to beat a plan for which only the other planner was given ``granularity``, ``partition`` or ``slicing``, or only a
 paper's planner ``data_parallel``. Given values are kept, and a finer grid or a cut made by hand is another request; a given
@@ -50,6 +51,7 @@ from .bounds import AT_ONCE, Least, bound_s, least_of_kinds, least_work_s, order
 from .deadline import check_time, late, limited, share
 from .judge import SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, possible, rounded
 from .ladder import unlimited
+from .least import LeastBytes
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
 from .side_by_side import SideBySide
@@ -264,6 +266,7 @@ class _Search:
         self.unasked = {"bound": 0, "time": 0}                        # searches that no task was made of: time was up
         self.least: dict[int, tuple[float, Least]] = {}               # by sequences of a replica
         self.order: dict[tuple[str, int, int], float] = {}            # of whole sequences, by schedule, ranks and chunks
+        self.bytes = LeastBytes()
 
     @property
     def seconds(self) -> float:
@@ -309,6 +312,13 @@ class _Search:
     def _refused(self, error: Error) -> None:
         if isinstance(error, InfeasibleError):
             self.refusals.append(error)
+
+    def with_room(self, asked: Request) -> Request:
+        """The request without those numbers of ranks on which nothing can fit; where nothing is in hand only without those whose
+        refusal would name no less than others do."""
+        told = lightest(self.refusals).memory_bytes if self.refusals else None
+        named = 0.0 if self.best is not None else math.inf if told is None else told
+        return replace(asked, ranks=tuple(n for n in asked.ranks if not self.bytes.lacks(asked, n, named)))
 
     def judge_of(self, asked: Request) -> Judge:
         """The judge for the first number of ranks of this request."""
@@ -435,11 +445,12 @@ class _Search:
                 take()
             self.say(f"{task.asked.planner} for {task}, {i + 1} of {len(tasks)}")
             reason = "bound" if self._cannot_win(task) else "time" if late() else "made"
-            if reason == "made" and not task.named and self.judge_of(task.asked).too_small():
+            fits = self.with_room(task.within(self.seconds)) if reason == "made" else task.asked
+            if not fits.ranks or (reason == "made" and not task.named and self.judge_of(task.asked).too_small()):
                 reason = "room"
             counts[task.named][reason] += 1
             if reason == "made":
-                asked.append((task, self.beside.ask(self._question(task))))
+                asked.append((task, self.beside.ask(self._question(task, fits))))
         while asked:
             take()
         self._say_of("planners by the names of schedules and chunks", "plans made", counts[True])
@@ -466,15 +477,15 @@ class _Search:
     def _say_of(self, what: str, made: str, counts: dict[str, int]) -> None:
         """One line of the log, if there were any."""
         whys = {"bound": "left out because their bounds are no better than the best",
-                "room": "left out because their ranks have no room for the parameters",
+                "room": "left out because their ranks have no room for what any plan takes",
                 "time": "left at the time limit: some of them may be faster than this plan",
                 "cut": "of them stopped by the time limit"}
         if sum(counts.values()):
             self.log.append(", ".join([f"{what}: {counts['made']} {made}", *(f"{counts[k]} {whys[k]}" for k in whys if counts[k])]))
 
-    def _question(self, task: _Task) -> Callable[[], _Answer]:
-        """Makes the plan of one task, to beat the plan that is in hand now."""
-        r, rival_s = task.within(self.seconds), self.seconds
+    def _question(self, task: _Task, fits: Request | None = None) -> Callable[[], _Answer]:
+        """Makes the plan of one task, or of what of it ``fits``, to beat the plan that is in hand now."""
+        r, rival_s = fits or task.within(self.seconds), self.seconds
         known = {} if r.planner == "terapipe" else {ranks: self.judges.get((ranks, r.chunks, r.replicas)) for ranks in r.ranks}
 
         def answer() -> _Answer:
@@ -544,7 +555,7 @@ class _Search:
         need less memory, or are faster in as much."""
         if self.request.recompute or self.untold or late():
             return
-        for how, found in last_resorts(self.request, lambda: self.seconds, self.beside):
+        for how, found in last_resorts(self.request, lambda: self.seconds, self.with_room, self.beside):
             if isinstance(found, Error):
                 self._refused(found)
             elif self.offer(found, f"terapipe told to recompute {how}"):

@@ -325,17 +325,18 @@ def _telling(request: Request, kinds: tuple[str, ...]) -> list[Request]:
     return [one for one in asked if one is not None]
 
 
-def last_resorts(request: Request, rival_s: Callable[[], float], beside: SideBySide) -> Iterator[tuple[str, Found | Error]]:
+def last_resorts(request: Request, rival_s: Callable[[], float], with_room: Callable[[Request], Request],
+                 beside: SideBySide) -> Iterator[tuple[str, Found | Error]]:
     """(choice of ``recompute`` and schedule, plan or why there is none) of the terapipe planner with each schedule and number of
     chunks by name, for each choice, but where the bounds of such plans are no better than ``rival_s()``. Only numbers of ranks
-    that have room for the parameters."""
+    that have room for the parameters, and of those what ``with_room`` leaves."""
     usual = single(request, "terapipe")                        # now each schedule alone
     searches = [*([usual] if usual is not None else []), *(asked for asked in by_name(request) if asked.planner == "terapipe")]
     every = [replace(asked, ranks=ranks) for asked in searches
              if (ranks := tuple(n for n in asked.ranks if not asked.judge(n).too_small()))]
     for what, kinds in RECOMPUTE.items():
         flags, rival = tuple(block.kind in kinds for block in request.model.blocks), rival_s()
-        told = [replace(asked, recompute=flags) for asked in every]
+        told = [one for asked in every if (one := with_room(replace(asked, recompute=flags))).ranks]
         for one, answer in [(one, beside.ask(partial(_told, one, kinds, rival, True))) for one in told]:
             if late():
                 return
