@@ -295,9 +295,10 @@ def slice_tokens(
 ) -> SlicePlan:
     """The slicing of one sequence that minimises ``sum(t_i) + (stages - 1) * max(t_i)``, exactly.
 
-    t: float64 [n + 1, n + 1] seconds, or a cost model with seq_len (tokens) and granularity (tokens a unit; None:
-    chosen so that planning stays under a second). With ``bwd`` (a second table, a cost model, or True for the backward
-    costs of the cost model t) forward and backward count separately: ``sum(f_i + b_i) + (stages - 1) (max f_i + max b_i)``.
+    t: float64 [n + 1, n + 1] seconds, or a cost model with seq_len (tokens) and granularity (tokens a unit; None: the least power
+    of two with which planning stays under a second, or the largest that divides seq_len: an odd one is planned token by token,
+    however long that takes). With ``bwd`` (a second table, a cost model, or True for the backward costs of the cost model t)
+    forward and backward count separately: ``sum(f_i + b_i) + (stages - 1) (max f_i + max b_i)``.
     max_slice limits the slice length, in the units of the result; memory limits the bytes that a slice holds while it runs (a
     SliceMemory or a dict of its fields).
 
