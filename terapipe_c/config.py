@@ -192,6 +192,13 @@ def human_rate(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}"
 
 
+def gap_above(seconds: float, bound_s: float, proven: bool = False) -> float:
+    """(seconds - bound) / bound. Of a bound of 0 s, by which nothing is proven, infinite, unless the seconds are 0 or proven."""
+    if bound_s <= 0.0:
+        return 0.0 if proven or seconds <= 0.0 else math.inf
+    return (seconds - bound_s) / bound_s
+
+
 def human_gap(value: float, sign: str = "") -> str:
     """0.0123 -> '1.2 %', 1.68 -> '168 %'; what only rounding left is 0. sign: "+" where a positive one is to be seen."""
     percent = 100 * value if abs(value) > 1e-9 else 0.0

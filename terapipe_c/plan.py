@@ -23,6 +23,7 @@ from .config import (
     brief,
     counted,
     flag,
+    gap_above,
     html_table,
     human_gap,
     human_seconds,
@@ -121,9 +122,10 @@ class Plan:
         """How far the predicted step may be from the best order: (step - bound) / bound.
 
         The bound holds for every order of THIS plan's operations on these ranks (partition and slicing as they are);
-        other slicings may have a lower one.
+        other slicings may have a lower one. Infinite where a step takes time and the bound is 0: where the work is free and sums of
+        gradients are not.
         """
-        return (self.step_time_s - self.lower_bound_s) / self.lower_bound_s if self.lower_bound_s > 0 else 0.0
+        return gap_above(self.step_time_s, self.lower_bound_s)
 
     @property
     def slicing_gap(self) -> float | None:

@@ -1,5 +1,7 @@
 """The baselines beside numbers of very different sizes."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -18,3 +20,12 @@ def test_seconds_that_are_huge_in_turn_leave_the_others_theirs(micro_batches: in
         assert np.flatnonzero(plan.recompute).tolist() == [1, 4] and plan.step_time_s == micro_batches * 40.0
         most = planners.adapipe(fwd, fwd, 1, micro_batches, memory=memory | {"limit_bytes": 15})
         assert np.flatnonzero(most.recompute).tolist() == [0, 1, 4, 5, 6]     # one of them has to be: the least
+
+
+@pytest.mark.parametrize("planner", [planners.pipedream, planners.dapple])
+def test_a_bound_of_nothing_proves_nothing(planner) -> None:
+    """Of work that is free and an exchange of weights that is not, a step of 40 ms was said to be 0.00 % above the bound."""
+    free = planner(np.zeros(3), np.zeros(3), 3, 4, 1.0, param_bytes=np.ones(3), bandwidth_Bps=100.0)
+    assert free.step_time_s > 0 and free.lower_bound_s == 0 and free.gap == math.inf and "no bound is known" in repr(free)
+    nothing = planner(np.zeros(3), np.zeros(3), 3, 4)
+    assert nothing.step_time_s == 0 and nothing.gap == 0

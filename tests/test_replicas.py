@@ -180,6 +180,14 @@ def test_the_sums_are_no_work(way):
     assert "OPT.sum" not in one.durations
 
 
+def test_of_sums_alone_no_bound_is_known():
+    """Of costs that are 0 a step is its sums, and its bound, which is of the work, 0: that was a gap of 0."""
+    free = tp.CostModel.from_table(np.zeros((2, 2)), np.zeros((2, 2)), granularity=24)
+    two, one = (planned(MODEL, replicas, WAYS[0], 3 * replicas, costs=free) for replicas in (2, 1))
+    assert two.step_time_s > 0 and two.lower_bound_s == 0 and two.gap == np.inf and "gap inf %" in repr(two)
+    assert one.step_time_s == 0 and one.gap == 0
+
+
 def test_what_was_measured_of_the_sums_is_no_work_either():
     """Intervals of OPT begin behind them, and what is laid beside the last step has them again."""
     plan = planned(MODEL, 2, WAYS[1])

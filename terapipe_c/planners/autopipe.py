@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..config import html_table, human_bytes, human_seconds
+from ..config import gap_above, html_table, human_bytes, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, explained, flag, integer, integers, number, time_limit
 
@@ -132,7 +132,7 @@ class StagePlan(Answer):
     @property
     def gap(self) -> float:
         """(step - bound) / bound."""
-        return 0.0 if self.lower_bound_s <= 0.0 else self.step_time_s / self.lower_bound_s - 1.0
+        return gap_above(self.step_time_s, self.lower_bound_s, self.optimal)
 
     @property
     def stages(self) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..config import brief, html_table, human_bytes, human_seconds
+from ..config import brief, gap_above, html_table, human_bytes, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, explained, flag, integer, integers, number
 
@@ -84,8 +84,8 @@ class BaselinePlan(Answer):
 
     @property
     def gap(self) -> float:
-        """(step - bound) / bound."""
-        return 0.0 if self.lower_bound_s <= 0.0 else self.step_time_s / self.lower_bound_s - 1.0
+        """(step - bound) / bound; infinite where a step takes time and the bound is 0."""
+        return gap_above(self.step_time_s, self.lower_bound_s)
 
     @property
     def _blocks(self) -> str:
@@ -98,7 +98,8 @@ class BaselinePlan(Answer):
 
     @property
     def _step(self) -> str:
-        return f"{human_seconds(self.step_time_s)} a step, {self.gap * 100:.2f} % above the bound"
+        above = f"{self.gap * 100:.2f} % above the bound" if math.isfinite(self.gap) else "of which no bound is known"
+        return f"{human_seconds(self.step_time_s)} a step, {above}"
 
     def __repr__(self) -> str:
         return f"BaselinePlan({self.planner}: {self._blocks}, {self._step}, planned in {human_seconds(self.planning_time_s)})"

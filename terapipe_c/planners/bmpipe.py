@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..config import brief, html_table, human_bytes, human_seconds
+from ..config import brief, gap_above, html_table, human_bytes, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, flag, integer, integers, number, time_limit
 
@@ -54,7 +54,7 @@ class BMPipePlan(Answer):
     @property
     def gap(self) -> float:
         """(step - bound) / bound."""
-        return 0.0 if self.lower_bound_s <= 0.0 or self.optimal else self.step_time_s / self.lower_bound_s - 1.0
+        return 0.0 if self.optimal else gap_above(self.step_time_s, self.lower_bound_s)
 
     @property
     def layers(self) -> npt.NDArray[np.int_]:

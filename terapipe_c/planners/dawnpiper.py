@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .. import _core
 from .._core import InfeasibleError, InvalidValueError
-from ..config import html_table, human_bytes, human_seconds, one_of
+from ..config import gap_above, html_table, human_bytes, human_seconds, one_of
 from .answer import Answer
 from .arguments import FloatArray, flag, integer, integers, number
 from .nodes import NEEDED, OPTIONAL, Nodes
@@ -72,7 +72,7 @@ class DawnPiperPlan(Answer):
     @property
     def gap(self) -> float:
         """(period - bound) / bound."""
-        return 0.0 if self.lower_bound_s <= 0.0 else self.period_s / self.lower_bound_s - 1.0
+        return gap_above(self.period_s, self.lower_bound_s, self.optimal)
 
     @property
     def stages(self) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from .. import _core
-from ..config import counted, html_table, human_seconds
+from ..config import counted, gap_above, html_table, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, integer, listed, number, time_limit
 from .uneven import SliceMemory, flow_shop_time, held_in_units, machine_plan, runs
@@ -76,9 +76,7 @@ class _Search(Answer):
     @property
     def gap(self) -> float:
         """(latency - bound) / bound."""
-        if self.lower_bound_s <= 0.0:
-            return 0.0 if self.optimal or self.latency_s <= 0.0 else float("inf")
-        return self.latency_s / self.lower_bound_s - 1.0
+        return gap_above(self.latency_s, self.lower_bound_s, self.optimal)
 
     @property
     def _proof(self) -> str:

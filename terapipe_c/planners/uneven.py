@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..config import brief, counted, html_table, human_seconds
+from ..config import brief, counted, gap_above, html_table, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, integer, listed, number
 
@@ -74,7 +74,7 @@ class UnevenSlicePlan(Answer):
     @property
     def gap(self) -> float:
         """(latency - bound) / bound."""
-        return 0.0 if self.lower_bound_s <= 0.0 else self.latency_s / self.lower_bound_s - 1.0
+        return gap_above(self.latency_s, self.lower_bound_s, self.optimal)
 
     @property
     def _proof(self) -> str:
