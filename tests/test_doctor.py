@@ -177,8 +177,8 @@ def test_this_machine_has_the_cores_that_a_container_is_given(monkeypatch):
 def test_doctor_tells_what_a_processor_and_a_container_lack(monkeypatch):
     flags, read = "amx_bf16", Path.read_text
 
-    def text(path):
-        return f"model name\t: Best 9\nflags\t\t: fpu {flags}\n\nflags: x" if str(path) == "/proc/cpuinfo" else read(path)
+    def text(path, **given):
+        return f"model name\t: Best 9\nflags\t\t: fpu {flags}\n\nflags: x" if str(path) == "/proc/cpuinfo" else read(path, **given)
 
     monkeypatch.setattr(Path, "read_text", text)
     for sets, status, words, advice in ((("portable", "avx2", "avx512", "amx"), "ok", "AMX with AVX-512 (Best 9)", ""),
