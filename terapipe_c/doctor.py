@@ -25,6 +25,11 @@ KEPT = "checkpoints take 12 bytes a parameter, the newest two are kept"
 CPU_GROUPS = {"": ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "cpu": ("sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct")}
 CUDA_ALONE = 'not here; needed only for backend="cuda"'
 CUDNN_ALONE = "not here; needed only for TERAPIPE_ATTENTION=cudnn"
+#: All that the package, its C and its build ask the environment for by such a name.
+VARIABLES = tuple(f"TERAPIPE_{name}" for name in """
+    ATTENTION COMM CUBLASLT CUDA CUDA_ARCHS CUDA_GRAPHS CUDA_MODULE CUDNN ISA MPI MPI_MODULE NCCL NCCL_ONE_GPU SANITIZE SWAP_DIR
+    SYS_PATH TOKEN WERROR
+""".split())
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
     checks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _core,
+        _variables,
         _cores,
         _memory,
         _shared_memory,
@@ -95,6 +101,18 @@ def _core() -> Iterator[Finding]:
         yield Finding("TERAPIPE_ISA", asked, NOTE if asked in known else WRONG,
                       f"the kernels are {asked}'s, whatever is the best here" if asked in known else
                       f"this processor has {', '.join(known)}: one of them, or none, would be right")
+
+
+def _variables() -> Iterator[Finding]:
+    """Names that nobody asks for: a misspelt setting has no effect, and nothing else says so. What it is may be a secret."""
+    import difflib  # which nothing else wants
+
+    for name in sorted(os.environ):
+        if name.upper().startswith("TERAPIPE_") and name not in VARIABLES:
+            near = difflib.get_close_matches(name.upper()[9:], [known[9:] for known in VARIABLES], 1)
+            right = f"TERAPIPE_{near[0]}" if near else f"one of {', '.join(VARIABLES)}"
+            yield Finding(name.encode("ascii", "backslashreplace").decode(), "set, and read by nobody", NOTE,
+                          f"{right} would be right")
 
 
 def _cores() -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 
 import terapipe_c as tp
 from terapipe_c import _core, cli, cuda, doctor, profiling
@@ -29,6 +31,26 @@ def test_doctor_tells_of_an_instruction_set_that_is_not_there(capsys, monkeypatc
         monkeypatch.setenv("TERAPIPE_ISA", name)
         _, out, _ = run(capsys, "doctor", "--json")
         assert {finding["name"]: finding for finding in json.loads(out)}["TERAPIPE_ISA"]["status"] == status
+
+
+def test_doctor_tells_of_variables_that_nobody_reads(capsys, monkeypatch):
+    """A misspelt name had no effect and no word. What it is set to may be a secret."""
+    for name in ("TERAPIPE_ATENTION", "terapipe_comm", "TERAPIPE_WORLD", "TERAPIPE_TOKN", "TERAPIPE_CAF\udce9"):
+        monkeypatch.setenv(name, "s3cret")
+    monkeypatch.setenv("TERAPIPE_COMM", "host")
+    _, out, _ = run(capsys, "doctor", "--json")
+    found = {each["name"]: each["advice"] for each in json.loads(out) if each["value"] == "set, and read by nobody"}
+    assert found["TERAPIPE_ATENTION"] == "TERAPIPE_ATTENTION would be right"
+    assert found["terapipe_comm"] == "TERAPIPE_COMM would be right" and found["TERAPIPE_TOKN"] == "TERAPIPE_TOKEN would be right"
+    assert found["TERAPIPE_WORLD"].startswith("one of TERAPIPE_ATTENTION, ") and "TERAPIPE_CAF\\udce9" in found
+    assert "TERAPIPE_COMM" not in found and "s3cret" not in out
+
+
+def test_doctor_knows_every_variable_that_is_read():
+    """Those of tests and benchmarks alone are none of a user's."""
+    files = [*ROOT.glob("terapipe_c/**/*.py"), *ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("cuda/*.[ch]"), ROOT / "setup.py"]
+    read = {name for file in files for name in re.findall(r"""["'](TERAPIPE_[A-Z_]*[A-Z])\b""", file.read_text("utf-8"))}
+    assert read | {"TERAPIPE_CUDA", "TERAPIPE_MPI"} == set(doctor.VARIABLES)
 
 
 def test_doctor_blames_no_processor_for_kernels_that_do_not_load(monkeypatch):
