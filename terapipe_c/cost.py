@@ -36,7 +36,7 @@ __all__ = ["CostModel", "Curve"]
 PHASES = ("F", "I", "W")
 _PHASES_OF = {"fwd": ("F",), "bwd": ("I", "W"), "both": PHASES, "F": ("F",), "I": ("I",), "W": ("W",)}
 _FORMAT, _VERSION = "terapipe_c.costs", 1
-_DEFAULT_FLOPS, _DEFAULT_BYTES = 60e9, 10e9   # one core: fp32 GEMM with AVX2 or AVX-512, and its share of the memory
+CORE_FLOPS, _DEFAULT_BYTES = 60e9, 10e9   # one core: fp32 GEMM with AVX2 or AVX-512, and its share of the memory
 _FLOPS_PER_BYTE = 150.0   # of accelerators that name no bandwidth: 139 (V100, fp16) to 156 (A100, bf16) by terapipe_c/devices.py
 Slicing = Sequence[tuple[int, Sequence[int]]]
 Float = NDArray[np.float64]
@@ -140,7 +140,7 @@ class CostModel:
         is_a("model", model, GPTConfig)
         check_rates(cluster)
         E, V = float(model.n_embd), float(model.vocab_size)
-        peak = cluster.peak_flops or _DEFAULT_FLOPS
+        peak = cluster.peak_flops or CORE_FLOPS
         bandwidth = cluster.memory_bandwidth_Bps or max(_DEFAULT_BYTES, peak / _FLOPS_PER_BYTE)
 
         def roof(flops_row: float, weight_bytes: float, row_bytes: float, pair_flops: float = 0.0) -> Curve:

@@ -3,6 +3,7 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 import terapipe_c as tp
 from terapipe_c import cli
@@ -86,6 +87,33 @@ def test_what_is_kept_elsewhere_is_told_with_its_bytes():
     wide = replace(MODEL, tie_weights=True)
     text = tp.plan(wide, many, 64, 16, planner="uniform", schedule="bpipe", stages=32).explain()
     assert text.count(" keeps activations of rank ") == GROUPS - 1 and "  and so on, 15 pairs of ranks in all\n" in text
+
+
+def test_a_plan_says_what_its_seconds_are_from(tmp_path):
+    """Of a plan in a file nobody could tell whether they were measured, or computed for processors' cores or for GPUs."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=32, block_size=16)
+    cores, fast = tp.Cluster(2), tp.Cluster(2, peak_flops=5e14)
+    table = tp.CostModel.from_table(*np.ones((2, 3, 3)), granularity=8)
+    for cluster, costs, words, short in (
+            (cores, None, "analytic, 60 GFLOP/s a device (nothing was measured)", "analytic"),
+            (fast, None, "analytic, 500 TFLOP/s a device (nothing was measured)", "analytic"),
+            (cores, tp.CostModel.analytic(model, fast), "analytic (nothing was measured)", "analytic"),
+            (tp.Cluster(2, peak_flops=1e-300), tp.CostModel.analytic(model, fast), "analytic (nothing was measured)", "analytic"),
+            (fast, tp.CostModel(table.curves, tables=table.tables, granularity=8, source="measured"), "measured", "measured"),
+            (fast, table, "table", "table")):
+        plan = tp.plan(model, cluster, batch=2, seq_len=16, costs=costs, planner="uniform")
+        plan.save(tmp_path / "plan.json")
+        for one in (plan, tp.Plan.load(tmp_path / "plan.json"), plan.with_program(plan.program)):
+            assert f"\n  costs: {words}\n" in one.explain() and f" by {short} costs, gap " in repr(one)
+            assert words.startswith(one.costs) and one.costs in one._repr_html_()
+    gpu = replace(plan, costs="measured", device="GPU 7")
+    assert "\n  costs: measured on GPU 7\n" in tp.Plan.from_dict(gpu.to_dict()).explain()
+    data = plan.to_dict()
+    assert replace(plan, costs="").to_dict() == {name: data[name] for name in data if name != "costs"}    # as of older versions
+    older = tp.Plan.from_dict({name: data[name] for name in data if name != "costs"})
+    assert older.costs == "" and "costs" not in older.explain() + repr(older) and older == plan
+    with pytest.raises(tp.InvalidValueError, match="costs is 3: words would be right"):
+        tp.Plan.from_dict(data | {"costs": 3})
 
 
 def test_two_slices_alike_are_written_out_and_three_are_counted():

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from .. import _core, cuda
-from .._core import DeadlineError
-from ..config import Cluster, GPTConfig, brief, flag, human_seconds
-from ..cost import CostModel
+from .._core import DeadlineError, InvalidValueError
+from ..config import Cluster, GPTConfig, brief, flag, human_rate, human_seconds
+from ..cost import CORE_FLOPS, CostModel
 from ..plan import Plan
 from ..planners.slicing_bound import plan_slicing_bound
 from ..progress import planning
@@ -229,6 +230,16 @@ def tell_of_costs(cluster: Cluster, seq_len: int, costs: CostModel | None) -> No
                       stacklevel=3)
 
 
+def _source(request: Request) -> str:
+    """What a plan says of its costs: of those that are computed from its own cluster's devices, of how fast ones."""
+    costs, cluster = request.costs, request.cluster
+    if costs.source == "analytic":
+        with suppress(InvalidValueError):       # of other devices, where these are too slow for any costs
+            if costs.curves == CostModel.analytic(request.model, cluster).curves:
+                return f"analytic, {human_rate(cluster.peak_flops or CORE_FLOPS, 'FLOP/s')} a device"
+    return costs.source
+
+
 def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:
     """The value of what was found."""
     judge, c, model = found.judge, found.candidate, request.model
@@ -244,6 +255,7 @@ def _finished(request: Request, found: Found, log: Sequence[str], start: float) 
         bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
         slicing_bound_s=plan_slicing_bound(judge, c, request.unit),
         backend=judge.costs.backend, dtype=judge.costs.dtype, device=judge.costs.device, reproducible=judge.costs.reproducible,
+        costs=_source(request),
         granularity=request.unit, data_parallel=judge.replicas.count, search_log=list(log),
         recompute=list(c.savings.recompute or [False] * model.num_blocks),
         swap=list(c.savings.swap or [0] * model.num_blocks), planning_time_s=time.perf_counter() - start)
