@@ -14,7 +14,7 @@ doubles(tp_py_state *state, const double *values, int count)
     Py_ssize_t shape = count;
     double *copy = malloc((size_t)(count > 0 ? count : 1) * sizeof *copy);
     if (copy == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     memcpy(copy, values, (size_t)count * sizeof *copy);
     return tp_py_array(state, copy, 'd', 1, &shape);
 }

@@ -206,7 +206,7 @@ bmpipe_path(PyObject *module, PyObject *args, PyObject *keywords)
         for (int k = 0; k < 2; k++)
             runs[k] = calloc((size_t)virtuals, sizeof(int64_t));
         if (runs[0] == NULL || runs[1] == NULL) {
-            PyErr_NoMemory();
+            tp_py_no_memory();
             free(runs[0]);
             free(runs[1]);
         } else {

@@ -104,6 +104,22 @@ tp_py_invalid_type(const char *format, ...)
     return NULL;
 }
 
+static PyObject *
+out_of_memory(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    raise_named("OutOfMemoryError", PyExc_MemoryError, format, values);
+    va_end(values);
+    return NULL;
+}
+
+PyObject *
+tp_py_no_memory(void)
+{
+    return out_of_memory("the host has no memory left for what this call takes and gives: more of it would be right");
+}
+
 static const char *
 format_name(char format)
 {

@@ -88,7 +88,7 @@ doubles(Py_ssize_t count)
 {
     double *memory = malloc((size_t)(count > 0 ? count : 1) * sizeof(double));
     if (memory == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     return memory;
 }
 

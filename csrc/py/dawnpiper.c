@@ -49,7 +49,7 @@ copy_of(const void *values, size_t bytes)
 {
     void *copy = malloc(bytes > 0 ? bytes : 1);
     if (copy == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     else
         memcpy(copy, values, bytes);
     return copy;
@@ -186,7 +186,7 @@ dawnpiper_weights(PyObject *module, PyObject *args, PyObject *keywords)
     Py_ssize_t count = options.stages;
     double *weight = malloc((size_t)count * sizeof *weight);
     if (weight == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     tp_dawnpiper_weights(&options, weight);
     return tp_py_array(tp_py_module_state(module), weight, 'd', 1, &count);
 }

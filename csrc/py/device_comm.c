@@ -22,7 +22,7 @@ comm_link(PyObject *module, PyObject *object)
         return NULL;
     tp_link *link = malloc(sizeof *link);
     if (link == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     *link = (tp_link){TP_COMM_ABI, comm, tp_py_region_of(object)};
     PyObject *capsule = PyCapsule_New(link, TP_LINK_CAPSULE, drop_link);
     if (capsule == NULL)

@@ -165,7 +165,7 @@ engine_emulated(PyObject *type, PyObject *args, PyObject *kwargs)
         free(self->costs);
         self->costs = NULL;
         Py_DECREF(self);
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+        return PyErr_Occurred() ? NULL : tp_py_no_memory();
     }
     self->program = Py_NewRef(program);
     self->comm = Py_NewRef(comm);
@@ -390,7 +390,7 @@ engine_read(PyObject *object, PyObject *args)
     int matrix = ops->param_shape(stage, i, &rows, &cols);
     float *values = malloc((size_t)(rows * cols) * sizeof *values);
     if (values == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     if (engine_claim((engine_object *)object) < 0) {
         free(values);
         return NULL;
@@ -433,7 +433,7 @@ rows_of(PyObject *object, const tp_event *events, int64_t count)
 {
     int64_t *rows = malloc((size_t)(5 * count + 1) * sizeof *rows);
     if (rows == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     for (int64_t i = 0; i < count; i++) {
         int64_t row[5] = {events[i].position, events[i].step, events[i].start_ns, events[i].end_ns, events[i].wait_ns};
         memcpy(rows + 5 * i, row, sizeof row);

@@ -131,7 +131,7 @@ judge_open(PyObject *module, PyObject *args)
     tp_py_state *state = tp_py_module_state(module);
     holder *h = calloc(1, sizeof *h);
     if (h == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     tp_status status = TP_OK;
     PyObject *capsule = NULL;
     if (request_open(state, args, h) == 0) {

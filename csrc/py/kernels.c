@@ -183,7 +183,7 @@ kernels_weight(PyObject *object, PyObject *array)
     if (w == NULL || begin(self) < 0) {
         PyMem_Free(w);
         PyBuffer_Release(&view);
-        return w == NULL ? PyErr_NoMemory() : NULL;
+        return w == NULL ? tp_py_no_memory() : NULL;
     }
     *w = (weight){.ops = self->be.ops, .rows = view.shape[0], .cols = view.shape[1]};
     tp_status status = weight_fill(w);
@@ -229,7 +229,7 @@ weight_array(PyObject *object, PyObject *capsule, int grad)
     float *out = malloc((size_t)(w->rows * w->cols) * sizeof *out + 1);
     if (out == NULL || begin(self) < 0) {
         free(out);
-        return out == NULL ? PyErr_NoMemory() : NULL;
+        return out == NULL ? tp_py_no_memory() : NULL;
     }
     w->ops->weight_export(&self->be, w->rows, w->cols, grad ? w->grad : w->value, out);
     self->busy = 0;

@@ -48,7 +48,7 @@ check_sizes(const Py_buffer *view, tp_layer_graph *graph)
     const int32_t *ends[] = {view[FROM].buf, view[TO].buf}, *node = view[NODE].buf;
     int *touching = calloc((size_t)graph->nodes, sizeof *touching);
     if (touching == NULL) {
-        PyErr_NoMemory();
+        tp_py_no_memory();
         return -1;
     }
     Py_ssize_t sync = 0;

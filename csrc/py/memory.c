@@ -70,7 +70,7 @@ figures(tp_py_state *state, tp_engine_config *config, engine_figure figure)
     int ranks = config->program->ranks;
     size_t *bytes = malloc((size_t)ranks * sizeof *bytes);
     if (bytes == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     tp_status status = TP_OK;
     tp_py_away away;
     tp_py_leave(&away);
@@ -157,7 +157,7 @@ cut_of(tp_py_state *state, const question *q, const cut_asked *asked)
     int stages = tp_program_copy_stages(q->config.program), found = 0;
     int32_t *boundary = calloc((size_t)stages + 1, sizeof *boundary);
     if (boundary == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     tp_py_away away;
     tp_py_leave(&away);
     tp_status status = asked->even != NULL
@@ -294,7 +294,7 @@ store_time(PyObject *module, PyObject *args)
     if (bytes < 1 || rounds < 1)
         tp_py_invalid_value("%d rounds of %zd bytes: at least one of each would be right", rounds, bytes);
     else if (seconds == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     else {
         const char *path = PyBytes_AS_STRING(folder);
         tp_status status;

@@ -23,7 +23,7 @@ tp_py_int32s(PyObject *object, const char *what, Py_ssize_t *count)
     *count = PyTuple_GET_SIZE(items);
     int32_t *values = malloc((size_t)(*count + 1) * sizeof *values);
     if (values == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     for (Py_ssize_t i = 0; values != NULL && i < *count; i++) {
         long value = PyLong_AsLong(PyTuple_GET_ITEM(items, i));
         if (value == -1 && PyErr_Occurred()) {
@@ -68,7 +68,7 @@ flatten(PyObject *micros, int32_t **batches, int32_t **slices, int32_t **lengths
     *slices = malloc((size_t)(count + 1) * sizeof **slices);
     *lengths = NULL;
     if (*batches == NULL || *slices == NULL)
-        return PyErr_NoMemory(), -1;
+        return tp_py_no_memory(), -1;
     for (Py_ssize_t q = 0; q < count; q++) {
         PyObject *cut;
         Py_ssize_t parts;
@@ -81,7 +81,7 @@ flatten(PyObject *micros, int32_t **batches, int32_t **slices, int32_t **lengths
         int32_t *grown = part == NULL ? NULL : realloc(*lengths, (size_t)(total + parts + 1) * sizeof *grown);
         if (grown == NULL) {
             free(part);
-            return PyErr_Occurred() ? -1 : (PyErr_NoMemory(), -1);
+            return PyErr_Occurred() ? -1 : (tp_py_no_memory(), -1);
         }
         *lengths = grown;
         for (Py_ssize_t s = 0; s < parts; s++)
@@ -160,7 +160,7 @@ model_init_param(PyObject *module, PyObject *args)
     tp_model_param(&model, index, &param);
     float *values = malloc((size_t)(param.rows * param.cols) * sizeof *values);
     if (values == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     tp_py_away away;
     tp_py_leave_rank(&away, region);
     tp_model_init_param(&model, &param, seed, values);

@@ -50,6 +50,9 @@ PyObject *
 tp_py_invalid_value(const char *format, ...);
 PyObject *
 tp_py_invalid_type(const char *format, ...);
+/* The same of OutOfMemoryError, with words: PyErr_NoMemory has none. For what a call's arguments and results take. */
+PyObject *
+tp_py_no_memory(void);
 int
 tp_py_add_exceptions(PyObject *module, tp_py_state *state);
 

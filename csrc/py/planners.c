@@ -184,7 +184,7 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
     tp_py_cost message = {0};
     PyObject *result = NULL;
     if (views == NULL || costs == NULL || flush_of == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     else if (tp_py_view_costs(list, NULL, views, costs, count) == 0 && view_message(comm, &views[0], &message, &options) == 0) {
         tp_slice_plan plan = {0};
         double *least = take_least(costs, count);
@@ -341,7 +341,7 @@ plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
     Py_ssize_t room = stages < view.shape[0] ? stages : view.shape[0]; /* more stages than blocks are refused */
     int *boundary = calloc(room > 0 ? (size_t)room + 1 : 1, sizeof *boundary);
     if (boundary == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     else if (view.shape[0] > INT32_MAX)
         tp_py_invalid_value("times has more than 2^31 - 1 values");
     else {

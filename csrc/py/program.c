@@ -171,7 +171,7 @@ print(PyObject *self, size_t (*printer)(const tp_program *, char *, size_t))
         printer(tp_py_program_of(self), text, length + 1);
     PyObject *result = NULL;
     if (tp_py_back(&away, TP_OK) == TP_OK)
-        result = text == NULL ? PyErr_NoMemory() : PyUnicode_FromStringAndSize(text, (Py_ssize_t)length);
+        result = text == NULL ? tp_py_no_memory() : PyUnicode_FromStringAndSize(text, (Py_ssize_t)length);
     free(text);
     return result;
 }
@@ -233,7 +233,7 @@ program_stuck(PyObject *self, PyObject *args)
     const Py_ssize_t ranks = program->ranks;
     int64_t *at = malloc((size_t)ranks * sizeof *at);
     if (at == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     tp_py_away away;
     tp_py_leave(&away);
     tp_status status = tp_py_back(&away, tp_program_stuck(program, slots, guests_have_slots, at));
@@ -287,7 +287,7 @@ program_makespans(PyObject *self, PyObject *args)
     }
     Py_ssize_t count = PyList_GET_SIZE(list);
     double *made_s = malloc((size_t)count * sizeof *made_s + 1);
-    int good = made_s != NULL || PyErr_NoMemory() != NULL;
+    int good = made_s != NULL || tp_py_no_memory() != NULL;
     for (Py_ssize_t i = 0; good && i < count; i++) {
         tp_py_costs costs;
         good = tp_py_costs_open(tp_py_program_of(self), PyList_GET_ITEM(list, i), &costs) == 0;

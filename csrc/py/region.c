@@ -53,7 +53,7 @@ arena_sizes(PyObject *given, int ranks)
     if (tuple == NULL && PyErr_ExceptionMatches(PyExc_TypeError))
         PyErr_SetString(PyExc_TypeError, "arena_bytes: a sequence of whole numbers would be right");
     else if (tuple != NULL && sizes == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     else if (tuple != NULL && PyTuple_GET_SIZE(tuple) != ranks)
         tp_py_invalid_value("arena_bytes has %zd elements: %d, one a rank, would be right", PyTuple_GET_SIZE(tuple), ranks);
     for (int rank = 0; tuple != NULL && !PyErr_Occurred() && rank < ranks; rank++) {

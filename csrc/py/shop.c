@@ -79,7 +79,7 @@ plan_shop(PyObject *module, PyObject *args, PyObject *keywords)
     tp_slice_cost *costs = calloc((size_t)count + 1, sizeof *costs);
     const char **names = calloc((size_t)count + 1, sizeof *names);
     if (views == NULL || costs == NULL || names == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     else if (check_machines(&of, chains, count, &shop) == 0 && take_names(called, names, count) == 0 &&
              tp_py_view_costs(list, names, views, costs, count) == 0) {
         tp_shop_plan plan = {0};
@@ -116,7 +116,7 @@ flow_shop(PyObject *module, PyObject *args, PyObject *keywords)
     if (view.shape[1] < 1)
         tp_py_invalid_value("times has no machines: [jobs, machines] with at least one would be right");
     else if (clock == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     else {
         tp_py_away away;
         tp_py_leave(&away);

@@ -64,7 +64,7 @@ view_size(PyObject *item, Py_ssize_t ranks, Py_ssize_t cells, size_view *v, tp_s
     }
     v->rank = calloc((size_t)ranks, sizeof *v->rank);
     if (v->rank == NULL)
-        return PyErr_NoMemory(), -1;
+        return tp_py_no_memory(), -1;
     for (Py_ssize_t r = 0; r < ranks; r++) {
         const double *a = smooth ? (const double *)v->slope.buf + 4 * r : NULL, *more = (const double *)v->fixed.buf + 2 * r;
         v->rank[r] = (tp_slicing_rank){
@@ -95,7 +95,7 @@ slicing_bound(PyObject *module, PyObject *args, PyObject *keywords)
     size_view *views = calloc((size_t)count, sizeof *views);
     tp_slicing_micro *micro = calloc((size_t)count, sizeof *micro);
     if (views == NULL || micro == NULL)
-        PyErr_NoMemory();
+        tp_py_no_memory();
     else
         while (seen < count &&
                view_size(PyList_GET_ITEM(list, seen), ranks, (Py_ssize_t)units + 1, &views[seen], &micro[seen]) == 0)

@@ -135,7 +135,7 @@ doubles(tp_py_state *state, const double *from, Py_ssize_t count)
 {
     double *memory = malloc((size_t)count * sizeof *memory + 1);
     if (memory == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     memcpy(memory, from, (size_t)count * sizeof *memory);
     return tp_py_array(state, memory, 'd', 1, &count);
 }
@@ -178,7 +178,7 @@ tp_py_timeline_intervals(tp_py_state *state, const tp_program *program, const tp
     Py_ssize_t bytes = (Py_ssize_t)line->operations * (Py_ssize_t)sizeof(record);
     record *records = malloc((size_t)bytes + 1);
     if (records == NULL)
-        return PyErr_NoMemory();
+        return tp_py_no_memory();
     int64_t steps = 0;
     tp_py_away away;
     tp_py_leave(&away);

@@ -70,7 +70,7 @@ head_rows(PyObject *module, PyObject *args)
         const Py_ssize_t shape[3] = {2, view[2].shape[0], 3};
         int32_t *rows = malloc((size_t)(6 * shape[1] + 1) * sizeof *rows);
         if (rows == NULL) {
-            PyErr_NoMemory();
+            tp_py_no_memory();
         } else {
             walk_head(&walk, view, rows);
             PyObject *array = tp_py_array(tp_py_module_state(module), rows, 'i', 3, shape);
@@ -96,7 +96,7 @@ weight_rows(PyObject *module, PyObject *array)
     if (rows != NULL)
         tp_weight_rows((int32_t)slices, view.buf, rows);
     PyBuffer_Release(&view);
-    return rows == NULL ? PyErr_NoMemory() : tp_py_array(tp_py_module_state(module), rows, 'i', 1, &slices);
+    return rows == NULL ? tp_py_no_memory() : tp_py_array(tp_py_module_state(module), rows, 'i', 1, &slices);
 }
 
 static PyMethodDef methods[] = {
