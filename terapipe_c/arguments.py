@@ -23,7 +23,7 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
     "threads_per_rank": (int, "threads that share a rank's work (default 1)"),
     "checkpoint_every": (int, "steps between checkpoints, of which the newest two stay, 0: none (default 50)"),
     "timeout_s": (float, "seconds after which a rank that waits for another one fails, 0: never (default 600.0)"),
-    "log_every": (int, "steps between records (default 1)"),
+    "log_every": (int, "steps between records, of which a million take some 300 MB (default 1)"),
     "eval_every": (int, "steps between evaluations on the last tenth of the data, 0: none (default 0)"),
 }
 MOST_REPEATED = 1 << 20      # lists and numbers of a list on the command line, by `* N`: beyond, a slip

@@ -71,8 +71,9 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
         processes: one process per rank; False: one thread per rank in this process.
         checkpoint_every: steps between checkpoints, one after the last step too (where ``steps`` is 0, of the initial parameters);
             0: none. The newest two stay, older ones are removed; copy one elsewhere to keep it.
-        log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`, and one after the last
-            step; 0: none. A step that is evaluated has a record.
+        log_every: steps between records, all of which stay in ``history``: a million take some 300 MB of this process. eval_every:
+            steps between evaluations on the last `val_fraction`, and one after the last step; 0: none. A step that is evaluated has
+            a record.
         eval_batches: batches of an evaluation. val_fraction: share of the tokens, the last ones, that are for evaluations.
         tokenizer: for a text: called once with all of it, gives token numbers; None: its bytes are the tokens.
         progress: None: a bar on a terminal or in a notebook, lines elsewhere; False: silence.

@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def history(self) -> list[Record]:
-        """The records so far."""
+        """The records so far, one every ``log_every`` steps: a million take some 300 MB, so of long runs fewer would be right."""
         return list(self._history)
 
     @property
