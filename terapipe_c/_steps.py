@@ -50,8 +50,10 @@ def date_after_others(fd: int, run_folder: Path) -> None:
     back, or is another machine's, each new checkpoint was an old one, which went before its elders."""
     last = 0
     for run in (run_folder, run_folder / CHECKPOINTS, *([run_folder.parent] if run_folder.name == CHECKPOINTS else [])):
-        with suppress(OSError):     # one that another process removes, a parent that nobody may list
-            last = max(last, *(written_ns(p) for p in step_folders(run) if (p / STATE).is_file()), 0)
+        with suppress(OSError):     # a parent that nobody may list
+            for folder in step_folders(run):
+                with suppress(OSError):     # no checkpoint, or one that another process removes
+                    last = max(last, written_ns(folder))
     for later in (1, 2 * 10**9):    # the second where a file system knows no nanoseconds
         with suppress(OSError):
             if os.fstat(fd).st_mtime_ns <= last:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_checkpoint import MODEL, float_params, moments, same, save, step_names
 
-from terapipe_c import checkpoint
+from terapipe_c import _steps, checkpoint
 from terapipe_c.checkpoint import CheckpointWriter, load_checkpoint, write_tensors
 
 HERE = Path(__file__).parent
@@ -139,6 +139,24 @@ def test_a_clock_that_is_set_back_makes_no_new_checkpoint_an_old_one(tmp_path, a
     save(tmp_path, 15)
     assert step_names(tmp_path)[-3:] == ["latest", "step-00000015", "step-00000020"]
     assert load_checkpoint(tmp_path).step == 15
+
+
+def test_one_that_goes_meanwhile_leaves_the_others_their_dates(tmp_path, monkeypatch):
+    """Another process of the same folder makes room while ours is dated: all others were forgotten for it."""
+    save(tmp_path, 5)
+    future = time.time() + 3600
+    os.utime(tmp_path / "step-00000005" / "state.json", (future, future))
+    shutil.copytree(tmp_path / "step-00000005", tmp_path / "step-00000006")
+    dates = _steps.written_ns
+
+    def going(folder):
+        if folder.name == "step-00000006":
+            shutil.rmtree(folder, ignore_errors=True)
+        return dates(folder)
+
+    monkeypatch.setattr(_steps, "written_ns", going)
+    save(tmp_path, 10)
+    assert dates(tmp_path / "step-00000010") > dates(tmp_path / "step-00000005")
 
 
 def test_a_step_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
