@@ -96,8 +96,8 @@ def real(name: str, value: Any, *, zero: bool = False) -> float:
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)) or np.iscomplexobj(value):
             raise TypeError
-        if isinstance(value, np.ndarray) and value.ndim:    # NumPy before 2.4 makes a number of one element
-            raise TypeError
+        if isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind in "bSTU"):     # of one element NumPy before 2.4 makes
+            raise TypeError                                                                 # a number, of a word any release
         number = float(value)
     except (TypeError, ValueError):
         raise InvalidValueError(f"{name} is {brief(value)}: a number would be right") from None

@@ -137,7 +137,11 @@ class OldArray(np.ndarray):
 def test_an_array_is_no_number_whatever_the_release_of_numpy():
     with pytest.raises(tp.Error, match=r"memory_bytes is .*Array\(\[8.e\+09\]\): a number would be right"):
         tp.Cluster(2, memory_bytes=np.array([8e9]).view(OldArray))
-    assert tp.Cluster(2, memory_bytes=np.array(8e9)).memory_bytes == 8e9
+    for word in (np.array("8"), np.array(b"8"), np.array(True)):      # as "8" and True, which are none either
+        with pytest.raises(tp.Error, match=r"memory_bytes is array\(.*\): a number would be right"):
+            tp.Cluster(2, memory_bytes=word)
+    for number in (np.array(8e9), np.float32(8e9), np.array(8 * 10**9)):
+        assert tp.Cluster(2, memory_bytes=number).memory_bytes == 8e9
 
 
 def test_numbers_that_say_too_much():
