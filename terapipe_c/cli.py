@@ -256,7 +256,7 @@ def _make_plan(args: argparse.Namespace, progress: bool | None = None) -> Any:
 def _plan_result(plan: Any) -> dict[str, Any]:
     names = ("digest", "ranks", "chunks", "data_parallel", "stages", "slicing", "schedule", "recompute", "swap", "step_time_s",
              "lower_bound_s", "gap", "tokens_per_s", "peak_memory_bytes", "bubbles", "planning_time_s", "executable",
-             "why_not_executable", "costs")  # fmt: skip
+             "why_not_executable", "cost_source")  # fmt: skip
     return {name: getattr(plan, name) for name in names}
 
 

@@ -35,9 +35,9 @@ def explain(plan: Plan) -> str:
     if p.slicing_bound_s is not None and p.slicing_gap is not None:
         lines.append(f"  no other slicing of these micro-batches on these stages is faster than "
                      f"{human_seconds(p.slicing_bound_s)} in any order (gap {human_gap(p.slicing_gap)})")
-    if p.costs:
-        where = f" on {p.device}" if p.device else " (nothing was measured)" if p.costs.startswith("analytic") else ""
-        lines.append(f"  costs: {p.costs}{where}")
+    if p.cost_source:
+        where = f" on {p.device}" if p.device else " (nothing was measured)" if p.cost_source.startswith("analytic") else ""
+        lines.append(f"  costs: {p.cost_source}{where}")
     told = idle_causes(p.bubbles, p.ranks * p.step_time_s)
     share = sum(told.values()) / (p.ranks * p.step_time_s) if p.step_time_s > 0 else 0.0
     causes = ", ".join(f"{k.replace('_', ' ')} {human_seconds(v)}" for k, v in told.items())

@@ -84,9 +84,9 @@ class Plan:
         compared: (what, predicted seconds) of alternatives. search_log: what the joint search tried, and why it stopped.
         backend, dtype: what its costs and memory are of (one for "cuda" runs there alone), and of activations.
         device, reproducible: of the costs that its seconds are from: a measured GPU's name, "" where none was, and its products.
-        costs: what these were, their ``source`` ("measured" by ``tp.profile``, "analytic": by first principles, nothing measured;
-            "table", "samples"), of analytic ones of the plan's own cluster with its devices' rate: "analytic, 60 GFLOP/s a device";
-            "": an older plan's.
+        cost_source: what these were, their ``source`` ("measured" by ``tp.profile``, "analytic": by first principles, nothing
+            measured; "table", "samples"), of analytic ones of the plan's own cluster with its devices' rate: "analytic, 60 GFLOP/s
+            a device"; "": an older plan's.
     """
 
     model: GPTConfig
@@ -119,7 +119,7 @@ class Plan:
     dtype: str = "float32"
     device: str = ""
     reproducible: bool | None = None
-    costs: str = ""
+    cost_source: str = ""
 
     @property
     def gap(self) -> float:
@@ -245,7 +245,7 @@ class Plan:
                 "compared": [list(row) for row in self.compared], "data_parallel": self.data_parallel,
                 "search_log": list(self.search_log), "slicing_bound_s": self.slicing_bound_s}
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-        told = {"costs": self.costs} if self.costs else {}      # not in the sum: older versions do not know it and read the rest
+        told = {"cost_source": self.cost_source} if self.cost_source else {}    # not in the sum: older versions read the rest
         return {**data, **told, "checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     @classmethod
@@ -286,7 +286,7 @@ class Plan:
                 search_log=[str(line) for line in data.get("search_log", [])],
                 slicing_bound_s=data.get("slicing_bound_s"), backend=where.name, dtype=where.dtype,
                 device=str(data.get("device", "")), reproducible=None if exact is None else flag("reproducible", exact),
-                costs=data.get("costs", ""),
+                cost_source=data.get("cost_source", ""),
                 memory_limit_bytes=data["memory_limit_bytes"], granularity=data["granularity"],
                 **{k: float(data[k]) for k in ("step_time_s", "lower_bound_s", "planning_time_s")})
         except KeyError as error:
@@ -327,7 +327,7 @@ class Plan:
 
     def __repr__(self) -> str:
         replicas = f" x {self.data_parallel} replicas" if self.data_parallel > 1 else ""
-        by = f" by {self.costs.partition(',')[0]} costs" if self.costs else ""
+        by = f" by {self.cost_source.partition(',')[0]} costs" if self.cost_source else ""
         return (f"<Plan {self.digest}: {counted(self.ranks, 'rank')}{replicas}, {self.schedule}, "
                 f"{format_slicing(self.slicing)}, step {human_seconds(self.step_time_s)}{by}, gap {human_gap(self.gap)}"
                 f"{'' if self.executable else f', {restriction(self)}'}>")
@@ -342,7 +342,7 @@ class Plan:
             ("schedule", self.schedule), ("slices", format_slicing(self.slicing)),
             ("step", f"{human_seconds(self.step_time_s)} (bound {human_seconds(self.lower_bound_s)}, gap "
                      f"{human_gap(self.gap)})"),
-            *([("costs", self.costs)] if self.costs else []), ("idle", f"{100 * idle:.3g} %"),
+            *([("costs", self.cost_source)] if self.cost_source else []), ("idle", f"{100 * idle:.3g} %"),
             ("peak memory", memory_by_rank(self.peak_memory_bytes))])
         return f"{table}{picture}<details><summary>explain</summary><pre>{html.escape(self.explain())}</pre></details>"
 
@@ -398,8 +398,8 @@ def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, ND
             check(name, data[name])
     if not isinstance(data["planner"], str):
         raise InvalidValueError(f"planner is {data['planner']!r}: a name would be right")
-    if not isinstance(data.get("costs", ""), str):
-        raise InvalidValueError(f"costs is {brief(data['costs'])}: words would be right")
+    if not isinstance(data.get("cost_source", ""), str):
+        raise InvalidValueError(f"cost_source is {brief(data['cost_source'])}: words would be right")
     whole("granularity", data["granularity"])
     for r, value in enumerate(data["peak_memory_bytes"]):
         whole(f"peak_memory_bytes[{r}]", value, 0)

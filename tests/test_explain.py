@@ -105,15 +105,15 @@ def test_a_plan_says_what_its_seconds_are_from(tmp_path):
         plan.save(tmp_path / "plan.json")
         for one in (plan, tp.Plan.load(tmp_path / "plan.json"), plan.with_program(plan.program)):
             assert f"\n  costs: {words}\n" in one.explain() and f" by {short} costs, gap " in repr(one)
-            assert words.startswith(one.costs) and one.costs in one._repr_html_()
-    gpu = replace(plan, costs="measured", device="GPU 7")
+            assert words.startswith(one.cost_source) and one.cost_source in one._repr_html_()
+    gpu = replace(plan, cost_source="measured", device="GPU 7")
     assert "\n  costs: measured on GPU 7\n" in tp.Plan.from_dict(gpu.to_dict()).explain()
     data = plan.to_dict()
-    assert replace(plan, costs="").to_dict() == {name: data[name] for name in data if name != "costs"}    # as of older versions
-    older = tp.Plan.from_dict({name: data[name] for name in data if name != "costs"})
-    assert older.costs == "" and "costs" not in older.explain() + repr(older) and older == plan
-    with pytest.raises(tp.InvalidValueError, match="costs is 3: words would be right"):
-        tp.Plan.from_dict(data | {"costs": 3})
+    assert replace(plan, cost_source="").to_dict() == {name: data[name] for name in data if name != "cost_source"}
+    older = tp.Plan.from_dict({name: data[name] for name in data if name != "cost_source"})
+    assert older.cost_source == "" and "costs" not in older.explain() + repr(older) and older == plan
+    with pytest.raises(tp.InvalidValueError, match="cost_source is 3: words would be right"):
+        tp.Plan.from_dict(data | {"cost_source": 3})
 
 
 def test_two_slices_alike_are_written_out_and_three_are_counted():

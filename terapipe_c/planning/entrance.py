@@ -255,7 +255,7 @@ def _finished(request: Request, found: Found, log: Sequence[str], start: float) 
         bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
         slicing_bound_s=plan_slicing_bound(judge, c, request.unit),
         backend=judge.costs.backend, dtype=judge.costs.dtype, device=judge.costs.device, reproducible=judge.costs.reproducible,
-        costs=_source(request),
+        cost_source=_source(request),
         granularity=request.unit, data_parallel=judge.replicas.count, search_log=list(log),
         recompute=list(c.savings.recompute or [False] * model.num_blocks),
         swap=list(c.savings.swap or [0] * model.num_blocks), planning_time_s=time.perf_counter() - start)
