@@ -65,20 +65,32 @@ remakes_attention(const least *x, int from, int to)
 }
 
 static int64_t
-bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves)
+bytes_with(least *x, const tp_stage_config *config)
 {
     const tp_engine_least_asked *a = x->asked;
-    tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
-                              .activation_slots = slots, .gradient_slots = 1, .saves = saves, .replicas = a->replicas * a->copies,
-                              .remake_slices = saves != NULL && !remakes_attention(x, from, to)};
     tp_stage_bytes bytes;
-    tp_status status = x->failed == TP_OK ? a->provider->stage->bytes(&config, &a->device, &bytes) : x->failed;
+    tp_status status = x->failed == TP_OK ? a->provider->stage->bytes(config, &a->device, &bytes) : x->failed;
     x->failed = status;
     if (status != TP_OK)
         return 0;
     int one = a->provider->counts_tables && a->stages == a->ranks && a->copies == 1; /* of several the largest alone counts */
-    size_t shared = one ? a->provider->device->workspace_bytes(&config, &a->device) : 0;
+    size_t shared = one ? a->provider->device->workspace_bytes(config, &a->device) : 0;
     return (int64_t)(bytes.memory + tp_align_bytes(shared));
+}
+
+/* Whether FFNs are made again slice by slice is the program's matter, and what W leaves to the slice before may make that more. */
+static int64_t
+bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves)
+{
+    const tp_engine_least_asked *a = x->asked;
+    tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
+                              .activation_slots = slots, .gradient_slots = 1, .saves = saves, .replicas = a->replicas * a->copies};
+    int64_t all = bytes_with(x, &config), each = all;
+    if (saves != NULL && !remakes_attention(x, from, to)) {
+        config.remake_slices = 1;
+        each = bytes_with(x, &config);
+    }
+    return each < all ? each : all;
 }
 
 /* Where blocks are free to keep no more than their input: what they keep besides. Of whole sequences only in all slots but one: that
