@@ -1,5 +1,6 @@
 """What planner="auto" says that any plan takes is never more than one does, and nobody is asked for what has no room."""
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.planning import joint, singles
+from terapipe_c.planning.deadline import within
 from terapipe_c.planning.judge import Savings, as_built, possible
 from terapipe_c.planning.least import LeastBytes
 from terapipe_c.planning.partitioners import plan_one
@@ -128,6 +130,19 @@ def test_only_what_may_fit_or_need_less_is_asked(monkeypatch, limit):
         asked.clear()
     assert answers[0][:-1] == answers[1][:-1]
     assert answers[0][-1] < 0.6 * answers[1][-1]            # of 59 questions 27
+
+
+def test_sizes_of_micro_batches_are_asked_of_until_one_may_fit(monkeypatch):
+    """Of sequences of no whole lines each size has its own bound; out of time none is looked for."""
+    model, cluster = tp.GPTConfig(n_layer=2, n_head=1, n_embd=64, vocab_size=11, block_size=60), tp.Cluster(2, memory_bytes=1e12)
+    asked, bound = [], _core.least_memory
+    monkeypatch.setattr(_core, "least_memory", lambda *given, **more: asked.append(given) or bound(*given, **more))
+    request = request_of(model, cluster, 24, schedule="1f1b", stages=2, memory_bytes=1e12)
+    assert not LeastBytes().lacks(request, 2, 0.0) and len(asked) == 1
+    known = LeastBytes()
+    assert not known.lacks(request, 2, 1e12) and known.lacks(replace(request, limit=1), 2, 0.0) and len(asked) == 1 + 24
+    with within(0.0):
+        assert not LeastBytes().lacks(replace(request, limit=1), 2, 0.0) and len(asked) == 1 + 24
 
 
 def test_bound_of_a_given_partition():

@@ -5,19 +5,19 @@
 #include "csrc/engine/internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-#include "csrc/base/deadline.h"
-
-#define MOST ((int64_t)1 << 22)  /* sizes that are remembered */
 #define STEPS ((int64_t)1 << 22) /* of the dynamic programmes: some hundredths of a second */
 enum { SHAPES = 6, HALVINGS = 12 };
 
+/* Of some blocks: what they take whatever the slots, and for each of these. base 0: not known yet. */
+typedef struct {
+    int64_t base, slot;
+} least_size;
+
 typedef struct {
     const tp_engine_least_asked *asked;
-    int blocks, alike, rows; /* rows: of `known`, for each number of slots */
-    int32_t *class;          /* [stages] its number of slots among the different ones */
-    int64_t *known;          /* [classes][rows][blocks + 1] 0: not known yet */
+    int blocks, alike, rows; /* rows: of `known` */
+    least_size *known;       /* [rows][blocks + 1] */
     tp_slicing open[2];      /* slices as long as sequences, and shorter ones */
     int ways;                /* of open */
     tp_micro micro[2];
@@ -93,36 +93,50 @@ bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves)
     return each < all ? each : all;
 }
 
-/* Where blocks are free to keep no more than their input: what they keep besides. Of whole sequences only in all slots but one: that
- * of one micro-batch is made again, or brought back, in a place of its own. */
+/* Where blocks are free to keep no more than their input: what they keep besides, in a slot. */
 static int64_t
-spared(least *x, int slots, int from, int to)
+spared(least *x, int from, int to)
 {
-    const tp_slicing *slicing = x->asked->slicing;
-    if (x->asked->all_saved == NULL)
+    const uint8_t *saves = x->asked->all_saved;
+    if (saves == NULL)
         return 0;
     int64_t kept = bytes_of(x, 0, 2, from, to, NULL) - bytes_of(x, 0, 1, from, to, NULL);
-    int64_t inputs = bytes_of(x, 0, 2, from, to, x->asked->all_saved) - bytes_of(x, 0, 1, from, to, x->asked->all_saved);
+    return kept - bytes_of(x, 0, 2, from, to, saves) + bytes_of(x, 0, 1, from, to, saves);
+}
+
+static int
+is_whole(const least *x)
+{
+    const tp_slicing *slicing = x->asked->slicing;
     int whole = x->asked->unit == 0 && slicing->max_rows == (int64_t)slicing->max_batch * slicing->seq_len;
     for (int32_t q = 0; q < slicing->micros; q++)
         whole &= slicing->micro[q].slices == 1;
-    return (slots - whole) * (kept - inputs);
+    return whole;
+}
+
+/* All slots take as much, in every way (tp_lay_slots): so two are asked for, however many there are. What whole sequences may be
+ * spared they are in all but one: that of one micro-batch is made again, or brought back, in a place of its own. */
+static void
+know(least *x, least_size *known, int from, int to)
+{
+    int64_t less = spared(x, from, to), one = bytes_of(x, 0, 1, from, to, x->asked->saves), lesser = one;
+    int64_t slot = bytes_of(x, 0, 2, from, to, x->asked->saves) - one;
+    for (int way = 1; way < x->ways; way++) {
+        int64_t other = bytes_of(x, way, 1, from, to, x->asked->saves);
+        lesser = other < lesser ? other : lesser;
+    }
+    known->base = lesser - slot + (is_whole(x) ? less : 0);
+    known->slot = slot - less;
 }
 
 static int64_t
 size_of(least *x, int stage, int from, int to)
 {
     int shape = !x->alike ? from : (from == 0 ? 0 : 2 + 2 * (from & 1)) + (to == x->blocks);
-    int64_t *known = &x->known[((int64_t)x->class[stage] * x->rows + shape) * (x->blocks + 1) + to - from];
-    if (*known > 0)
-        return *known;
-    int slots = x->asked->slots[stage];
-    int64_t bytes = bytes_of(x, 0, slots, from, to, x->asked->saves);
-    for (int way = 1; way < x->ways; way++) {
-        int64_t other = bytes_of(x, way, slots, from, to, x->asked->saves);
-        bytes = other < bytes ? other : bytes;
-    }
-    return *known = bytes - spared(x, slots, from, to);
+    least_size *known = &x->known[(size_t)shape * (size_t)(x->blocks + 1) + (size_t)(to - from)];
+    if (known->base == 0)
+        know(x, known, from, to);
+    return known->base + x->asked->slots[stage] * known->slot;
 }
 
 /* [stages][blocks + 1]: over partitions of the first blocks into the first stages, the least of their largest, or of their sum, where
@@ -268,20 +282,6 @@ over_ranks(least *x, int64_t *best)
     return a->stages > a->ranks ? of_several(x, best) : over_partitions(x, best, 0, NULL);
 }
 
-/* Stages of as many slots share their sizes. */
-static size_t
-classify(least *x)
-{
-    int32_t classes = 0;
-    for (int k = 0; k < x->asked->stages; k++) {
-        int same = 0;
-        while (x->asked->slots[same] != x->asked->slots[k])
-            same++;
-        x->class[k] = same < k ? x->class[same] : classes++;
-    }
-    return (size_t)classes;
-}
-
 tp_status
 tp_engine_least(const tp_engine_least_asked *asked, int64_t *bytes)
 {
@@ -291,19 +291,17 @@ tp_engine_least(const tp_engine_least_asked *asked, int64_t *bytes)
     x.alike = are_alike(asked, x.blocks);
     x.rows = x.alike ? SHAPES : x.blocks;
     *bytes = 0;
-    if (stages * wide * wide > (size_t)STEPS || stages * (size_t)x.rows * wide > (size_t)MOST)
+    if (stages * wide * wide > (size_t)STEPS)
         return TP_OK;
     slicings_open(&x);
     int64_t *best = calloc(stages * (wide + 2), sizeof *best);
-    x.class = calloc(stages, sizeof *x.class);
-    x.known = best == NULL || x.class == NULL ? NULL : calloc(classify(&x) * (size_t)x.rows * wide, sizeof *x.known);
+    x.known = best == NULL ? NULL : calloc((size_t)x.rows * wide, sizeof *x.known);
     tp_status status = x.known == NULL ? tp_fail(TP_EMEMORY, "no memory to bound %zu stages", stages) : TP_OK;
     if (status == TP_OK) {
         *bytes = beside(asked) + over_ranks(&x, best);
         status = x.failed;
     }
     free(x.known);
-    free(x.class);
     free(best);
     return status;
 }

@@ -2,13 +2,14 @@
 there is."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _core
 from ..engine import boundaries, cut, dimensions, saves_bytes
 from ..links import rank_of
 from ..schedules import CHIMERA, SLICED, ZIGZAG
+from .deadline import late
 from .judge import Micro
 from .request import BOTH_WAYS, SAVERS, Request
 from .starts import whole_sequences
@@ -45,27 +46,34 @@ class LeastBytes:
 
     def of(self, asked: Request, ranks: int) -> int:
         """No plan that the planner of ``asked`` has on so many ranks takes less on its fullest one; 0 where that is not known."""
-        return min((self._of_order(asked, name, ranks) for name in asked.schedules), default=0)
+        return min(self._each(asked, ranks), default=0)
 
     def lacks(self, asked: Request, ranks: int, named: float) -> bool:
         """Whether nothing can fit on so many ranks, and no refusal would name less than ``named`` bytes."""
-        least = self.of(asked, ranks)
-        return least > asked.limit and least >= named
+        return all(asked.limit < least >= named for least in self._each(asked, ranks))
 
-    def _of_order(self, asked: Request, name: str, ranks: int) -> int:
+    def _each(self, asked: Request, ranks: int) -> Iterator[int]:
+        """Of each schedule, and size of micro-batches."""
+        for name in asked.schedules:
+            yield from self._of_order(asked, name, ranks)
+
+    def _of_order(self, asked: Request, name: str, ranks: int) -> Iterator[int]:
         copies = 2 if name == CHIMERA else 1
         given = asked.slicing
         if given is None and asked.planner not in BOTH_WAYS:
             given = whole_sequences(asked)
         if given is not None:
             each = given[:len(given) // copies]
-            return self._sized(asked, name, ranks, each, 0, sum(b for b, _ in each), len(each), copies)
+            yield self._sized(asked, name, ranks, each, 0, sum(b for b, _ in each), len(each), copies)
+            return
         share = asked.share // copies
         sizes = range(1, 2 if asked.seq_len % _LINE == 0 else share + 1)
         if share < 1 or len(sizes) > _SIZES:
-            return 0
-        return min(self._sized(asked, name, ranks, ((b, (asked.seq_len,)),), asked.unit, share, -(-share // b), copies)
-                   for b in sizes)
+            yield 0
+            return
+        for b in sizes:
+            one = ((b, (asked.seq_len,)),)
+            yield 0 if late() else self._sized(asked, name, ranks, one, asked.unit, share, -(-share // b), copies)
 
     def _sized(self, asked: Request, name: str, ranks: int, slicing: Sequence[Micro], unit: int, batch: int, micros: int,
                copies: int) -> int:
