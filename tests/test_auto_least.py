@@ -7,6 +7,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _core
+from terapipe_c.engine import dimensions, rank_memory, saves_bytes
 from terapipe_c.planning import joint, singles
 from terapipe_c.planning.deadline import within
 from terapipe_c.planning.judge import Savings, as_built, possible
@@ -101,6 +102,19 @@ def test_who_saves_what_is_cut_and_what_is_whole():
             ends = tuple(itertools.pairwise((0, *cut, 10)))
             found = judge.judge("1f1b", ends, whole, 0, Savings(again) if any(again) else None)
             assert max(judge.peak_bytes(found)) >= least
+
+
+@pytest.mark.parametrize("unit", [0, 16])
+def test_bound_of_who_may_recompute_is_below_a_sequence_in_slices(unit):
+    """Whose gradients between blocks have room for one slice: the fullest rank's, from the head to its FFN."""
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=32, vocab_size=500, block_size=512, tie_weights=False)
+    ffns, able = (tuple(block.kind in kinds for block in model.blocks) for kinds in (("ffn",), ("attention", "ffn")))
+    slicing, ends = [(1, [16] * 32)], [0, 1, 2, 4]
+    program = tp.schedules.seq1f1b(3, 1, 32).split(pending=0).save_memory(bytes([0, 0, 2]), bytes(3)).lower()
+    taken = rank_memory(model, list(itertools.pairwise(ends)), slicing, program, recompute=ffns)
+    least = _core.least_memory(dimensions(model), (512, 1, slicing), unit, 1, 3, [0, 1, 2], [1, 1, 1], 1, 1,
+                               all_saved=saves_bytes(able), partition=ends)
+    assert max(taken) == taken[2] and 0.9 * taken[2] < least <= taken[2]
 
 
 def count_asked(monkeypatch):

@@ -17,6 +17,7 @@ typedef struct {
 typedef struct {
     const tp_engine_least_asked *asked;
     int blocks, alike, rows; /* rows: of `known` */
+    int remakes_slices;      /* some stage might (tp_stage_config) */
     least_size *known;       /* [rows][blocks + 1] */
     tp_slicing open[2];      /* slices as long as sequences, and shorter ones */
     int ways;                /* of open */
@@ -86,7 +87,7 @@ bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves)
     tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
                               .activation_slots = slots, .gradient_slots = 1, .saves = saves, .replicas = a->replicas * a->copies};
     int64_t all = bytes_with(x, &config), each = all;
-    if (saves != NULL && !remakes_attention(x, from, to)) {
+    if (x->remakes_slices && !remakes_attention(x, from, to)) {
         config.remake_slices = 1;
         each = bytes_with(x, &config);
     }
@@ -289,6 +290,7 @@ tp_engine_least(const tp_engine_least_asked *asked, int64_t *bytes)
     least x = {.asked = asked, .blocks = tp_model_blocks(&asked->model)};
     size_t stages = (size_t)asked->stages, wide = (size_t)x.blocks + 1;
     x.alike = are_alike(asked, x.blocks);
+    x.remakes_slices = asked->provider->stage->remakes_slices && (asked->saves != NULL || asked->all_saved != NULL);
     x.rows = x.alike ? SHAPES : x.blocks;
     *bytes = 0;
     if (stages * wide * wide > (size_t)STEPS)

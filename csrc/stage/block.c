@@ -151,8 +151,8 @@ tp_block_norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const 
         stage->be->ops->layernorm_backward(stage->be, tokens, width, dy + last * width, down, mine->input + row * width,
                                            down, mine->mean + row, mine->rstd + row, -step,
                                            tp_stage_value(&stage->base, self->norm),
-                                           dresidual == NULL ? NULL : dresidual + row * width, down,
-                                           grads->d_input + row * width, down, dnorm,
+                                           dresidual == NULL ? NULL : dresidual + last * width, down,
+                                           tp_block_d_input(stage, block, at, row), down, dnorm,
                                            self->norm_bias < 0 ? NULL : dnorm + width);
     }
 }
@@ -165,8 +165,8 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     const tp_gradients *grads = &self->gradients[at->gslot];
     const float *all_lse = self->activations[at->slot].lse;
     int64_t width = stage->base.config.model.n_embd, row = at->first_row;
-    const float *dy = tp_block_d_output(stage, block, at->gslot);
-    tp_linear back = transposed(stage, self->out, dy + row * width, width, grads->d_o + row * width, width, at->rows);
+    const float *dy = tp_block_d_output(stage, block, at, row);
+    tp_linear back = transposed(stage, self->out, dy, width, grads->d_o + row * width, width, at->rows);
     stage->be->ops->linear_t(stage->be, &back);
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
@@ -186,10 +186,10 @@ ffn_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
     int64_t width = stage->base.config.model.n_embd, hidden = 4 * width, row = at->first_row;
-    const float *dy = tp_block_d_output(stage, block, at->gslot);
+    const float *dy = tp_block_d_output(stage, block, at, row);
     int64_t inner_row = row - tp_stage_inner_begin(&stage->base, self, at);
     float *h = (float *)tp_stage_inner(self, at)->h + inner_row * hidden; /* becomes dh: nothing else reads h again */
-    tp_linear back = transposed(stage, self->out, dy + row * width, width, h, hidden, at->rows);
+    tp_linear back = transposed(stage, self->out, dy, width, h, hidden, at->rows);
     back.epilogue = TP_EPILOGUE_DGELU;
     back.aux = h;
     back.aux_stride = hidden;
@@ -255,30 +255,30 @@ in_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, 
     }
 }
 
-/* d(W_out), d(b_out). x begins with row x_begin. */
+/* d(W_out), d(b_out). x begins with row x_begin, dy with the walk's first. */
 static void
 out_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const stretch *part, const float *x,
              int64_t x_width, int64_t x_begin, const float *dy)
 {
     int64_t width = stage->base.config.model.n_embd, row = walk_row(stage, at, part), rows = part->end - part->begin;
     int64_t step = walk_step(at, part);
-    stage->be->ops->linear_w(stage->be, rows, x_width, width, x + (row - x_begin) * x_width, step * x_width, dy + row * width,
-                             step * width, stage->base.param[self->out].grad, part->accumulate);
+    stage->be->ops->linear_w(stage->be, rows, x_width, width, x + (row - x_begin) * x_width, step * x_width, dy, step * width,
+                             stage->base.param[self->out].grad, part->accumulate);
     if (self->out_bias >= 0)
-        stage->be->ops->bias_w(stage->be, rows, width, dy + row * width, step * width,
-                               stage->base.param[self->out_bias].grad, part->accumulate);
+        stage->be->ops->bias_w(stage->be, rows, width, dy, step * width, stage->base.param[self->out_bias].grad, part->accumulate);
 }
 
 static void
 embedding_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretch *part)
 {
     int64_t width = stage->base.config.model.n_embd, seq_len = stage->base.config.slicing->seq_len;
-    const float *dy = tp_block_d_output(stage, block, at->gslot);
     float *rows = stage->base.embedding_rows;
     int64_t sequence = stage->base.config.slicing->micro[at->q].first_seq + part->sequence;
-    for (int64_t t = part->begin; t < part->end; t++)
-        stage->be->ops->copy(stage->be, width, dy + tp_stage_row(&stage->base, at, t, part->sequence) * width,
+    for (int64_t t = part->begin; t < part->end; t++) {
+        int64_t row = tp_stage_row(&stage->base, at, t, part->sequence);
+        stage->be->ops->copy(stage->be, width, tp_block_d_output(stage, block, at, row),
                              rows + (sequence * seq_len + seq_len - 1 - t) * width);
+    }
 }
 
 static void
@@ -302,27 +302,39 @@ stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretc
     const tp_stage_block *self = &stage->base.block[block];
     const tp_inner *inner = tp_stage_inner(self, at);
     int64_t width = stage->base.config.model.n_embd, begin = tp_stage_inner_begin(&stage->base, self, at);
+    const float *dy = self->kind == TP_HEAD ? NULL : tp_block_d_output(stage, block, at, walk_row(stage, at, part));
     if (self->kind == TP_EMBEDDING) {
         embedding_gradient(stage, block, at, part);
     } else if (self->kind == TP_ATTENTION) {
         in_gradient(stage, self, at, part, self->gradients[at->gslot].dqkv, 3 * width, 0);
-        out_gradient(stage, self, at, part, inner->o, width, 0, tp_block_d_output(stage, block, at->gslot));
+        out_gradient(stage, self, at, part, inner->o, width, 0, dy);
     } else if (self->kind == TP_FFN) {
         in_gradient(stage, self, at, part, inner->h, 4 * width, begin);
-        out_gradient(stage, self, at, part, inner->g, 4 * width, begin, tp_block_d_output(stage, block, at->gslot));
+        out_gradient(stage, self, at, part, inner->g, 4 * width, begin, dy);
     }
 }
 
 /* Move this slice's first `rows` rows, whose weight gradients are left to W of the slice before, behind the buffers' slice
- * (tp_stage_inner_begin): R or SI of that slice overwrites all else. */
+ * (tp_stage_slice_begin): what is brought of that slice overwrites all else. */
 static void
-put_by(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, int64_t rows)
+put_by(const tp_stage *stage, const tp_slice_at *at, float *array, int64_t width, int64_t rows)
 {
-    const tp_inner *inner = tp_stage_inner(self, at);
-    int64_t hidden = 4 * stage->base.config.model.n_embd, to = stage->base.config.slicing->max_rows * hidden;
-    int64_t from = (at->first_row - tp_stage_inner_begin(&stage->base, self, at)) * hidden;
-    memmove((float *)inner->h + to, (float *)inner->h + from, (size_t)(rows * hidden) * sizeof(float));
-    memmove((float *)inner->g + to, (float *)inner->g + from, (size_t)(rows * hidden) * sizeof(float));
+    int64_t to = stage->base.config.slicing->max_rows, from = at->first_row - tp_stage_slice_begin(&stage->base, at);
+    memmove(array + to * width, array + from * width, (size_t)(rows * width) * sizeof(float));
+}
+
+/* What this block's W has been the last to read. */
+static void
+put_block_by(const tp_stage *stage, int block, const tp_slice_at *at, int64_t rows)
+{
+    const tp_stage_block *self = &stage->base.block[block];
+    int64_t width = stage->base.config.model.n_embd;
+    if (self->saves) {
+        put_by(stage, at, tp_stage_inner(self, at)->h, 4 * width, rows);
+        put_by(stage, at, tp_stage_inner(self, at)->g, 4 * width, rows);
+    }
+    if (block + 1 < stage->base.blocks)
+        put_by(stage, at, self[1].gradients[at->gslot].d_input, width, rows);
 }
 
 void
@@ -330,15 +342,16 @@ tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at, int6
 {
     const tp_stage_block *self = &stage->base.block[block];
     int64_t seq_len = stage->base.config.slicing->seq_len, begin = tp_stage_group_begin(at->micro, at->slice);
-    if (self->saves && !at->whole)
+    int sliced = stage->base.config.remake_slices;
+    if ((self->saves || sliced) && !at->whole)
         end = tp_stage_group_begin(at->micro, at->slice + 1);
     for (int64_t s = at->first; s < at->last && begin < end; s++) {
         stretch part = {s, begin, end, 1};
         part.accumulate = !(tp_stage_sums_from(&stage->base, at->q) && s == 0 && end == seq_len);
         stretch_gradient(stage, block, at, &part);
     }
-    if (self->saves && stage->base.config.remake_slices && begin > at->begin)
-        put_by(stage, self, at, begin - at->begin);
+    if (sliced && begin > at->begin)
+        put_block_by(stage, block, at, begin - at->begin);
     if (at->slice == 0 && self->norm >= 0)
         add_norm_gradient(stage, self, at);
 }

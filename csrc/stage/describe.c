@@ -224,9 +224,9 @@ lay_leaving(tp_stage_base *stage, tp_stage_arena *ends)
     return end;
 }
 
-/* Rows of what R or SI brings: of one slice alone, with behind them the most that a W leaves to the next. */
+/* tp_stage_base.slice_rows. */
 static int64_t
-remade_rows(const tp_stage_base *stage)
+slice_rows(const tp_stage_base *stage)
 {
     const tp_slicing *slicing = stage->config.slicing;
     int64_t most = 0;
@@ -240,19 +240,19 @@ remade_rows(const tp_stage_base *stage)
     return slicing->max_rows + most;
 }
 
+/* What one block's I leaves to the block below is as short-lived as what R brings; what messages bring and take is the whole
+ * micro-batch's. */
 static void
 lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_stage_arena *ends, tp_lay_gradients *gradients)
 {
-    int64_t rows = remade_rows(stage);
     for (int i = 0; i < stage->blocks; i++) {
         tp_stage_block *block = &stage->block[i];
         if (block->kind == TP_EMBEDDING)
             continue;
-        void *d_input = i == 0 ? lay_leaving(stage, ends)
-                               : tp_lay_elements(from, tp_stage_rows(stage) * stage->config.model.n_embd);
+        void *d_input = i == 0 ? lay_leaving(stage, ends) : tp_lay_elements(from, stage->slice_rows * stage->config.model.n_embd);
         gradients(stage, block, d_input, gradients_of(stage, i, slot), from);
         if (has_inner(block) && block->saves)
-            block->remade[slot] = lay_inner(stage, block->kind, rows, from);
+            block->remade[slot] = lay_inner(stage, block->kind, stage->slice_rows, from);
         if (i == 0)
             stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
     }
@@ -315,6 +315,7 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
     int heads = tp_stage_heads(stage);
     tp_stage_arena lent = {stage->config.lent, 0, from->align, from->element}, *ends = lent.base == NULL ? from : &lent;
     stage->lent_bytes = 0;
+    stage->slice_rows = slice_rows(stage);
     stage->slots = from->base == NULL ? NULL : from->base + from->used;
     for (int slot = 0; slot < stage->config.activation_slots; slot++) {
         size_t begin = from->used, lent_begin = stage->lent_bytes;

@@ -66,6 +66,8 @@ typedef struct {
     char *slots;          /* activation slots, slot_bytes apart; the first guest_bytes of each are all that backward reads of it */
     size_t slot_bytes, guest_bytes;
     size_t lent_bytes;    /* of the ends that messages leave from */
+    int64_t slice_rows;   /* room of what one slice's R, SI or I brings to its W: R, but where config.remake_slices as many as a slice
+                             has and, behind them, as many as a W leaves to the next */
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
     char *versions;       /* values and copies of version 1 and up, version_bytes each */
@@ -182,14 +184,14 @@ tp_lay_elements(tp_stage_arena *from, int64_t count)
 /* Values, states and copies of all tensors. */
 void
 tp_lay_params(tp_stage_base *stage, tp_stage_arena *from);
-/* One slot's buffers of a block, but its inner (not of an embedding: it has none). Gives the block's input; d_input [R, E] is there. */
+/* One slot's buffers of a block, but its inner (not of an embedding: it has none). Gives the block's input; d_input is there. */
 typedef void *tp_lay_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_activations *out,
                                  tp_stage_arena *from);
 typedef void tp_lay_gradients(const tp_stage_base *stage, const tp_stage_block *block, void *d_input, tp_gradients *out,
                               tp_stage_arena *from);
 /* Every activation slot, one behind another: that of all blocks with their inner, then the output (none on the head's stage). Then
  * the gradients' in the same way, and where blocks that keep nothing go forward. What messages leave from is config.lent's, if there
- * is any. Sets `end`, `slots` and their bytes. */
+ * is any. Sets `end`, `slots` and their bytes, and slice_rows before all else. */
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients);
 
@@ -244,13 +246,19 @@ tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
 {
     return block->saves ? &block->remade[at->gslot] : &block->made[at->slot];
 }
-/* Which row of the micro-batch the first row of that inner's buffers is. 0 where they hold the whole micro-batch. Where they hold
+/* Which row of the micro-batch the first row of buffers of slice_rows is. 0 where they hold the whole micro-batch. Where they hold
  * one slice alone, its last row is always row max_rows - 1 of the buffers, so that the rows which later slices put by for its W
  * follow at a fixed place; where an early slice is not the longest, the first row is before the micro-batch: negative. */
 static inline int64_t
+tp_stage_slice_begin(const tp_stage_base *stage, const tp_slice_at *at)
+{
+    return stage->config.remake_slices ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
+}
+/* The same for that inner's buffers. */
+static inline int64_t
 tp_stage_inner_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
-    return block->saves && stage->config.remake_slices ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
+    return block->saves ? tp_stage_slice_begin(stage, at) : 0;
 }
 /* The same for the buffers that forward writes (tp_stage_block.made). */
 static inline int64_t

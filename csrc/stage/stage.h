@@ -13,7 +13,8 @@
  * waiting for those. A block that does not keep what its forward made has no rows but the slice's, and does not wait for so many.
  * How a group of TP_ROW_GROUP rows is summed is the instruction set's: the rows of a weight gradient are in groups that no slicing
  * moves. A sequence's are counted from its end, and W of a slice takes whole groups alone, leaving what is below them to W of the
- * slice before; W of slice 0 takes all. What only a slice's R or SI brings is put by for that (tp_stage_inner_begin).
+ * slice before; W of slice 0 takes all. What there is of one slice alone is put by for that (tp_stage_slice_begin). Where the
+ * gradients that one block hands to the next are such, no block's weight gradients wait for more rows.
  *
  * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
  * logits. Rows at positions t % 3 == 0 are done in F, the others in I, and d(weight) of either as soon as half a tile of them
@@ -45,7 +46,7 @@ struct tp_activations {
 };
 
 struct tp_gradients {
-    float *d_input;            /* [R, E] */
+    float *d_input;            /* [slice_rows, E]; of the stage's first block, from where it is sent, [R, E] */
     float *dqkv, *d_o, *delta; /* attention: [R, 3E], [R, E], [B, H, T] */
     float *dnorm;              /* [max_batch, 2, E]: LayerNorm gradients of each sequence */
 };
@@ -108,7 +109,7 @@ tp_head_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
 void
 tp_head_flush(tp_stage *stage, int which, int last);
 
-/* dx of LayerNorm for the slice's rows, each sequence's gradient chain walked downwards. dy: [rows, E] of the slice. */
+/* dx of LayerNorm for the slice's rows, each sequence's gradient chain walked downwards. dy, dresidual: [rows, E] of the slice. */
 void
 tp_block_norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const float *dy, const float *dresidual);
 
@@ -137,18 +138,26 @@ tp_logits_stride(const tp_model *model)
     return (model->vocab_size + 15) / 16 * 16; /* floats: rows begin on a cache line */
 }
 
-/* Buffer that the block's output goes to, its gradient comes from. */
+/* Buffer that the block's output goes to. */
 static inline float *
 tp_block_output(const tp_stage *stage, int block, int slot)
 {
     return block + 1 < stage->base.blocks ? stage->base.block[block + 1].activations[slot].input
                                           : stage->base.end[TP_END_OUTPUT][slot];
 }
+/* `row` of the micro-batch, of this slice or put by for its W, in the gradient of the block's input, or of its output. */
 static inline float *
-tp_block_d_output(const tp_stage *stage, int block, int gslot)
+tp_block_d_input(const tp_stage *stage, int block, const tp_slice_at *at, int64_t row)
 {
-    return block + 1 < stage->base.blocks ? stage->base.block[block + 1].gradients[gslot].d_input
-                                          : stage->base.end[TP_END_OUTPUT_GRADIENT][gslot];
+    int64_t begin = block > 0 ? tp_stage_slice_begin(&stage->base, at) : 0;
+    return stage->base.block[block].gradients[at->gslot].d_input + (row - begin) * stage->base.config.model.n_embd;
+}
+static inline float *
+tp_block_d_output(const tp_stage *stage, int block, const tp_slice_at *at, int64_t row)
+{
+    return block + 1 < stage->base.blocks
+               ? tp_block_d_input(stage, block + 1, at, row)
+               : (float *)stage->base.end[TP_END_OUTPUT_GRADIENT][at->gslot] + row * stage->base.config.model.n_embd;
 }
 
 #endif

@@ -46,7 +46,7 @@ typedef enum { OP_F, OP_I, OP_W, OP_NONE } phase;
 static struct {
     phase op;
     int q, s;
-    const float *head[2], *kept; /* d(weight) of the head, of F's rows and of I's; of an attention that keeps its rows, or NULL */
+    const float *head[2], *kept; /* d(weight) of the head, of F's rows and of I's; of an attention whose rows wait, or NULL */
     int32_t passed[OP_NONE][MOST_BATCH][MOST_SLICES], flushed[OP_NONE][MOST_BATCH][MOST_SLICES], made[MOST_BATCH][MOST_SLICES];
 } did;
 
@@ -296,7 +296,9 @@ load(tp_engine *engine, const tp_model *model)
     did.op = OP_NONE;
     did.head[0] = stage->head_forward;
     did.head[1] = stage->base.param[stage->base.block[stage->base.blocks - 1].in].grad;
-    did.kept = stage->base.block[1].saves == TP_KEEPS ? stage->base.param[stage->base.block[1].in].grad : NULL;
+    did.kept = stage->base.block[1].saves == TP_KEEPS && !stage->base.config.remake_slices
+                   ? stage->base.param[stage->base.block[1].in].grad
+                   : NULL;
     MUST(tp_cpu_stage_ops.pack(stage) == TP_OK);
 }
 
