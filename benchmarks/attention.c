@@ -61,8 +61,8 @@ time_attention(tp_backend *be, tp_attention shape, int rounds)
             be->ops->attention_forward(be, &shape, qkv, qkv + width, qkv + 2 * width, o, lse);
         double middle = now();
         for (shape.context = total - shape.slice; shape.context >= 0; shape.context -= shape.slice)
-            be->ops->attention_backward(be, &shape, qkv, qkv + width, qkv + 2 * width, o, d_o, lse, delta, grad,
-                                        grad + width, grad + 2 * width);
+            be->ops->attention_backward(be, &shape, qkv, qkv + width, qkv + 2 * width, o, d_o + shape.context * width, lse, delta,
+                                        grad + shape.context * 3 * width, grad + width, grad + 2 * width, 3 * width);
         if (i > 0) /* the first round touches the memory */
             printf("%.9f %.9f %.9f\n", product, middle - start, now() - middle);
     }

@@ -8,7 +8,8 @@ import pytest
 import reference as ref
 
 import terapipe_c as tp
-from terapipe_c.engine import rank_memory
+from terapipe_c import _core
+from terapipe_c.engine import dimensions, rank_memory
 
 RAGGED = [1, 1, 62, 5]
 TOLERANCE = 1e-5  # relative, in the norm of each tensor: what issue 3 asks of fp32
@@ -169,3 +170,11 @@ def test_a_slicing_that_leaves_something_out_is_refused(slicing, message):
     model, program = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=16, block_size=8), tp.schedules.gpipe(1, 2).lower(True)
     with pytest.raises(ValueError, match=message):
         rank_memory(model, [(0, 4)], slicing, program)
+
+
+def test_a_gradient_slot_has_no_room_for_what_one_instruction_alone_reads():
+    """d(o) of an attention, of all rows, would be as much as its d(input)."""
+    model, micro, rows = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=11, block_size=64), [(2, [32, 32])], 2 * 64
+    one, two = (_core.stage_memory(dimensions(model), (64, 2, micro), 1, 2, 1, slots) for slots in (1, 2))
+    d_input, dqkv, delta, dnorm, d_output = (4 * n for n in (32 * rows, 3 * 32 * rows, 2 * rows, 2 * 2 * 32, 32 * rows))
+    assert two - one == d_input + dqkv + delta + dnorm + d_output

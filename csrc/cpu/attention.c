@@ -25,6 +25,7 @@ typedef struct {
     const float *q, *k, *v, *d_o_in;
     const float *o_in, *lse_in;
     float *o, *lse, *delta, *dq, *dk, *dv;
+    int64_t dkv_stride;
     float *workspace;
     size_t member_floats;
 } attention_job;
@@ -32,8 +33,8 @@ typedef struct {
 /* One (sequence, head). */
 typedef struct {
     int64_t head_dim, depth, first, last, total; /* rows [first, last) of the slice, [0, total) of the sequence */
-    int64_t row, o_row;                          /* floats between tokens */
-    int64_t at, o_at, stat;                      /* offsets of token 0 in q/k/v, in o, in lse and delta */
+    int64_t row, o_row, dkv_row;                 /* floats between tokens */
+    int64_t at, o_at, dkv_at, stat;              /* offsets of token 0 in q/k/v, in o, in dk/dv, in lse and delta */
     float scale, scale2;                         /* 1/sqrt(D), in log2 */
 } head_view;
 
@@ -56,7 +57,7 @@ attention_most(int64_t a, int64_t b)
 }
 
 static head_view
-view_head(const tp_attention *shape, int64_t item)
+view_head(const tp_attention *shape, int64_t dkv_stride, int64_t item)
 {
     int64_t b = item / shape->heads, h = item % shape->heads;
     float scale = 1.0f / sqrtf((float)shape->head_dim);
@@ -67,8 +68,10 @@ view_head(const tp_attention *shape, int64_t item)
                        .total = shape->total,
                        .row = shape->batch * shape->qkv_stride,
                        .o_row = shape->batch * shape->o_stride,
+                       .dkv_row = shape->batch * dkv_stride,
                        .at = b * shape->qkv_stride + h * shape->head_dim,
                        .o_at = b * shape->o_stride + h * shape->head_dim,
+                       .dkv_at = b * dkv_stride + h * shape->head_dim,
                        .stat = item * shape->total,
                        .scale = scale,
                        .scale2 = scale * ATTENTION_LOG2E};
@@ -346,9 +349,9 @@ measure_wide_rows(const attention_job *job, const head_view *head, const backwar
 static void
 backward_begin(const attention_job *job, const head_view *head, const backward_space *w, int64_t t, int64_t count)
 {
-    int64_t depth = head->depth, dim = head->head_dim, at = (t - head->first) * depth, o_at = head->o_at + t * head->o_row;
+    int64_t depth = head->depth, dim = head->head_dim, row = t - head->first, at = row * depth, o_at = head->o_at + t * head->o_row;
     pack_rows(job->q + head->at + t * head->row, head->row, count, dim, depth, w->query + at);
-    pack_rows(job->d_o_in + o_at, head->o_row, count, dim, depth, w->d_o + at);
+    pack_rows(job->d_o_in + head->o_at + row * head->o_row, head->o_row, count, dim, depth, w->d_o + at);
     for (int64_t r = 0; r < count; r++) {
         const float *o = job->o_in + o_at + r * head->o_row;
         float *d = w->d_o + at + r * depth;
@@ -433,18 +436,18 @@ backward_ahead(const attention_job *job, const head_view *head, int64_t t, int64
     tile_ahead ahead = {.streams = 0};
     int64_t row = head->row, begin = attention_most(key, head->first), count = next - t;
     int64_t keys = attention_least(head->last - key - TILE, TILE), done = head->last - next, all = head->last - begin;
-    int64_t at = head->at + (key + TILE) * row;
-    const float *wanted[] = {job->k, job->v, job->dk, job->dv};
+    int64_t at = head->at + (key + TILE) * row, dkv_at = head->dkv_at + (key + TILE) * head->dkv_row;
+    const float *wanted[] = {job->k + at, job->v + at, job->dk + dkv_at, job->dv + dkv_at};
     for (int i = 0; i < (head->last < head->total ? 4 : 2) && keys > 0; i++)
-        ahead_add(&ahead, wanted[i] + at, row, keys, done, all);
+        ahead_add(&ahead, wanted[i], i < 2 ? row : head->dkv_row, keys, done, all);
     if (key == 0 && t > begin) {
         int64_t from = attention_most((t - 1) / TILE * TILE, begin), o_at = head->o_at + from * head->o_row;
         ahead_add(&ahead, job->q + head->at + from * row, row, t - from, 0, count);
-        ahead_add(&ahead, job->d_o_in + o_at, head->o_row, t - from, 0, count);
+        ahead_add(&ahead, job->d_o_in + o_at - head->first * head->o_row, head->o_row, t - from, 0, count);
         ahead_add(&ahead, job->o_in + o_at, head->o_row, t - from, 0, count);
     }
     if (next <= key + TILE)
-        ahead_add(&ahead, job->dq + head->at + t * row, row, count, 0, count);
+        ahead_add(&ahead, job->dq + head->at + (t - head->first) * row, row, count, 0, count);
     return ahead;
 }
 
@@ -456,7 +459,8 @@ backward_group(const attention_job *job, const head_view *head, const backward_s
     backward_scores(job, head, w, x);
     backward_query(head, w, x);
     if (x->t + x->count <= x->key + TILE)
-        unpack_rows(w->dq + at, x->count, head->head_dim, head->depth, job->dq + head->at + x->t * head->row, head->row);
+        unpack_rows(w->dq + at, x->count, head->head_dim, head->depth, job->dq + head->at + (x->t - head->first) * head->row,
+                    head->row);
     backward_key(head, x, w->p, w->d_o + at, w->dv);
     backward_key(head, x, w->ds, w->query + at, w->dk);
 }
@@ -470,8 +474,8 @@ backward_resume(const attention_job *job, const head_view *head, const backward_
         memset(w->dk, 0, (size_t)(keys * depth) * sizeof *w->dk);
         memset(w->dv, 0, (size_t)(keys * depth) * sizeof *w->dv);
     } else {
-        pack_rows(job->dk + at, head->row, keys, dim, depth, w->dk);
-        pack_rows(job->dv + at, head->row, keys, dim, depth, w->dv);
+        pack_rows(job->dk + at, head->dkv_row, keys, dim, depth, w->dk);
+        pack_rows(job->dv + at, head->dkv_row, keys, dim, depth, w->dv);
     }
 }
 
@@ -479,11 +483,11 @@ static void
 backward_keys(const attention_job *job, const head_view *head, const backward_space *w, int64_t key)
 {
     int64_t depth = head->depth, dim = head->head_dim, row = head->row, keys = attention_least(head->last - key, TILE);
-    int64_t begin = attention_most(key, head->first), at = head->at + key * row;
+    int64_t begin = attention_most(key, head->first), at = head->at + key * row, dkv_at = head->dkv_at + key * head->dkv_row;
     pack_transposed(job->k + at, row, keys, dim, w->key_t);
     pack_transposed(job->v + at, row, keys, dim, w->value_t);
     pack_rows(job->k + at, row, keys, dim, depth, w->key);
-    backward_resume(job, head, w, at, keys);
+    backward_resume(job, head, w, dkv_at, keys);
     for (int64_t next = head->last, t; next > begin; next = t) {
         t = attention_most((next - 1) / TILE * TILE, begin);
         if (key == 0)
@@ -492,8 +496,8 @@ backward_keys(const attention_job *job, const head_view *head, const backward_sp
                            .ahead = backward_ahead(job, head, t, next, key)};
         backward_group(job, head, w, &x);
     }
-    unpack_rows(w->dk, keys, dim, depth, job->dk + at, row);
-    unpack_rows(w->dv, keys, dim, depth, job->dv + at, row);
+    unpack_rows(w->dk, keys, dim, depth, job->dk + dkv_at, head->dkv_row);
+    unpack_rows(w->dv, keys, dim, depth, job->dv + dkv_at, head->dkv_row);
 }
 
 static void
@@ -528,7 +532,7 @@ attention_items(const attention_job *job, int member, int members,
     int64_t first, last;
     tp_team_share(job->shape->batch * job->shape->heads, 1, member, members, &first, &last);
     for (int64_t i = first; i < last; i++) {
-        head_view head = view_head(job->shape, i);
+        head_view head = view_head(job->shape, job->dkv_stride, i);
         item(job, &head, job->workspace + (size_t)member * job->member_floats);
     }
 }
@@ -556,10 +560,11 @@ cpu_attention_forward(tp_backend *be, const tp_attention *shape, const float *q,
 
 static void
 cpu_attention_backward(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v,
-                       const float *o, const float *d_o, const float *lse, float *delta, float *dq, float *dk, float *dv)
+                       const float *o, const float *d_o, const float *lse, float *delta, float *dq, float *dk, float *dv,
+                       int64_t dkv_stride)
 {
     attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o_in = o, .d_o_in = d_o, .lse_in = lse, .delta = delta,
-                         .dq = dq, .dk = dk, .dv = dv, .workspace = be->workspace,
+                         .dq = dq, .dk = dk, .dv = dv, .dkv_stride = dkv_stride, .workspace = be->workspace,
                          .member_floats = attention_member_floats(shape->head_dim, shape->slice)};
     tp_team_run(be->team, attention_backward_work, &job);
 }

@@ -166,17 +166,18 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     const float *all_lse = self->activations[at->slot].lse;
     int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     const float *dy = tp_block_d_output(stage, block, at, row);
-    tp_linear back = transposed(stage, self->out, dy, width, grads->d_o + row * width, width, at->rows);
+    float *dqkv = grads->dqkv + row * 3 * width;
+    tp_linear back = transposed(stage, self->out, dy, width, stage->scratch, width, at->rows); /* d(o) */
     stage->be->ops->linear_t(stage->be, &back);
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
-        int64_t first = part[k].row * width, lse = part[k].lse;
-        float *qkv = (float *)inner->qkv + 3 * first, *dqkv = grads->dqkv + 3 * first;
+        int64_t first = part[k].row * width, lse = part[k].lse, of_slice = (part[k].row - part[0].row) * width;
+        float *qkv = (float *)inner->qkv + 3 * first, *dkv = grads->dqkv + 3 * first + width;
         stage->be->ops->attention_backward(stage->be, &part[k].shape, qkv, qkv + width, qkv + 2 * width,
-                                           (const float *)inner->o + first, grads->d_o + first, all_lse + lse, grads->delta + lse,
-                                           dqkv, dqkv + width, dqkv + 2 * width);
+                                           (const float *)inner->o + first, stage->scratch + of_slice, all_lse + lse,
+                                           grads->delta + lse, dqkv + 3 * of_slice, dkv, dkv + width, 3 * width);
     }
-    back = transposed(stage, self->in, grads->dqkv + row * 3 * width, 3 * width, stage->scratch, width, at->rows);
+    back = transposed(stage, self->in, dqkv, 3 * width, stage->scratch, width, at->rows);
     stage->be->ops->linear_t(stage->be, &back);
     tp_block_norm_gradient(stage, block, at, stage->scratch, dy);
 }

@@ -26,7 +26,6 @@ layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, void *
     out->dnorm = tp_lay_floats(from, batch * 2 * width);
     if (block->kind == TP_ATTENTION) {
         out->dqkv = tp_lay_floats(from, rows * 3 * width);
-        out->d_o = tp_lay_floats(from, rows * width);
         out->delta = tp_lay_floats(from, rows * stage->config.model.n_head);
     }
 }

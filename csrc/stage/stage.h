@@ -47,7 +47,7 @@ struct tp_activations {
 
 struct tp_gradients {
     float *d_input;            /* [slice_rows, E]; of the stage's first block, from where it is sent, [R, E] */
-    float *dqkv, *d_o, *delta; /* attention: [R, 3E], [R, E], [B, H, T] */
+    float *dqkv, *delta;       /* attention: [R, 3E], [B, H, T] */
     float *dnorm;              /* [max_batch, 2, E]: LayerNorm gradients of each sequence */
 };
 

@@ -235,28 +235,47 @@ run_forward(tp_backend *be, const problem *p, const setting *s, const float *qkv
     free(here);
 }
 
+/* Columns [0, `columns`) of `rows` rows go to the columns of `to` from `at` on; behind them `from` must be what poison left. */
+static void
+take_columns(const problem *p, const setting *s, const float *from, int64_t stride, int64_t columns, int64_t rows, float *to,
+             int64_t at)
+{
+    float *blank = poisoned(stride);
+    for (int64_t r = 0; r < rows; r++) {
+        memcpy(to + r * qkv_stride(p) + at, from + r * stride, (size_t)columns * sizeof *to);
+        if (memcmp(blank, from + r * stride + columns, (size_t)(stride - columns) * sizeof *blank) != 0) {
+            fail(p, s, "behind a row of gradients", (double)r);
+            break;
+        }
+    }
+    free(blank);
+}
+
+/* dk and dv are in an array of their own, d_o and dq in arrays of the slice. */
 static void
 run_backward(tp_backend *be, const problem *p, const setting *s, const float *qkv, const float *d_out, answer *out)
 {
-    int64_t rows = rows_of(p), width = p->heads * p->dim, slices = 1, stride = qkv_stride(p);
+    int64_t rows = rows_of(p), width = p->heads * p->dim, slices = 1, stride = qkv_stride(p), dkv_stride = 2 * width + 5;
+    float *dkv = poisoned(rows * dkv_stride);
     while (s->ends[slices - 1] < p->total)
         slices++;
     for (int64_t i = slices - 1; i >= 0; i--) {
-        int64_t first = i > 0 ? s->ends[i - 1] : 0;
+        int64_t first = i > 0 ? s->ends[i - 1] : 0, row = first * p->batch, count = s->ends[i] * p->batch - row;
         tp_attention shape = shape_of(p, first, s->ends[i]);
-        float *dqkv = copy_of(out->dqkv, rows * stride), *delta = copy_of(out->delta, rows * p->heads);
-        float *d_o = poisoned(rows * o_stride(p)), *here = poisoned(rows * stride);
-        arrive(p, o_stride(p), first, s->ends[i], d_out, d_o);
+        float *before = copy_of(dkv, rows * dkv_stride), *delta = copy_of(out->delta, rows * p->heads);
+        float *d_o = copy_of(d_out + row * o_stride(p), count * o_stride(p)), *dq = poisoned(count * stride);
+        float *here = poisoned(rows * stride);
         arrive(p, stride, 0, s->ends[i], qkv, here);
         poison(be->workspace, be->workspace_bytes);
-        be->ops->attention_backward(be, &shape, here, here + width, here + 2 * width, out->o, d_o, out->lse, out->delta,
-                                    out->dqkv, out->dqkv + width, out->dqkv + 2 * width);
-        check_untouched(p, s, "dq outside the slice", stride, 0, width, first, s->ends[i], dqkv, out->dqkv);
-        check_untouched(p, s, "dk, dv of later rows", stride, width, 3 * width, 0, s->ends[i], dqkv, out->dqkv);
-        check_untouched(p, s, "behind a row of gradients", stride, 3 * width, stride, 0, 0, dqkv, out->dqkv);
+        be->ops->attention_backward(be, &shape, here, here + width, here + 2 * width, out->o, d_o, out->lse, out->delta, dq, dkv,
+                                    dkv + width, dkv_stride);
+        check_untouched(p, s, "dk, dv of later rows", dkv_stride, 0, 2 * width, 0, s->ends[i], before, dkv);
         check_untouched_stats(p, s, "delta outside the slice", first, s->ends[i], delta, out->delta);
-        free(dqkv), free(delta), free(d_o), free(here);
+        take_columns(p, s, dq, stride, width, count, out->dqkv + row * stride, 0);
+        free(before), free(delta), free(d_o), free(dq), free(here);
     }
+    take_columns(p, s, dkv, dkv_stride, 2 * width, rows, out->dqkv, width);
+    free(dkv);
 }
 
 /* The backend has exactly the workspace it asks for, for the longest slice of the setting. */
