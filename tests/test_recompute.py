@@ -75,17 +75,18 @@ def test_what_is_made_again_comes_between_ops_that_overlapped():
 @pytest.mark.parametrize("length, left", [(16, 16), (32, 0), (12, 28)])
 def test_one_slice_of_a_long_sequence_is_all_that_is_made_again(length, left):
     """A batch of one: where weight gradients come directly behind, FFNs keep their inputs, and one slice of the rest with the most
-    rows that a W leaves to the next: those below whole groups of 32. So it is of the gradients between two blocks of a stage."""
-    model, params, tokens = problem(1, 96, n_layer=3, n_embd=32)
-    count = 96 // length
+    rows that a W leaves to the next: those below whole groups of 32. So are the gradients between two blocks of a stage, and an
+    attention's d(q, k, v), beside which d(k, v) have all rows: later queries add to those of earlier keys."""
+    model, params, tokens = problem(1, 192, n_layer=3, n_embd=32)
+    count = 192 // length
     partition, slicing, again = partition_of(model, [4]), [(1, [length] * count)], (0, 0, 1, 0, 1, 0, 1, 0)
-    program, inner = tp.schedules.seq1f1b(2, 1, count), 4 * 8 * 32
+    program, each, inner = tp.schedules.seq1f1b(2, 1, count), 4 * 32, 4 * 8 * 32
     kept = rank_memory(model, partition, slicing, program.lower(True))
     at_once, later = (recomputing(p, model, partition, again) for p in (program.split(pending=0), program.split(pending=9)))
     for rank, ffns in enumerate((1, 2)):
         less = kept[rank] - rank_memory(model, partition, slicing, at_once, recompute=again)[rank]
-        between = 3 * 4 * 32
-        expected = (inner * ffns + between) * (96 - length - left) - inner * length     # a place to go forward in
+        expected = (inner * ffns + 3 * each) * (192 - length - left) - inner * length   # a place to go forward in
+        expected += (3 - ffns) * each * (192 - 3 * (length + left))
         assert abs(less - expected) < 4000
     assert rank_memory(model, partition, slicing, later, recompute=again)[1] > kept[1]     # all slices wait for their W
     right = alone(model, params, tokens)

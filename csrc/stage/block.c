@@ -157,6 +157,13 @@ tp_block_norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const 
     }
 }
 
+/* Which row of the micro-batch an attention's first of dqkv is. */
+static int64_t
+dqkv_begin(const tp_stage *stage, const tp_gradients *grads, const tp_slice_at *at)
+{
+    return grads->dkv != NULL ? tp_stage_slice_begin(&stage->base, at) : 0;
+}
+
 static void
 attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
@@ -166,17 +173,21 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     const float *all_lse = self->activations[at->slot].lse;
     int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     const float *dy = tp_block_d_output(stage, block, at, row);
-    float *dqkv = grads->dqkv + row * 3 * width;
+    float *dqkv = grads->dqkv + (row - dqkv_begin(stage, grads, at)) * 3 * width;
+    float *all_dkv = grads->dkv != NULL ? grads->dkv : grads->dqkv + width;
+    int64_t dkv_stride = grads->dkv != NULL ? 2 * width : 3 * width;
     tp_linear back = transposed(stage, self->out, dy, width, stage->scratch, width, at->rows); /* d(o) */
     stage->be->ops->linear_t(stage->be, &back);
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
         int64_t first = part[k].row * width, lse = part[k].lse, of_slice = (part[k].row - part[0].row) * width;
-        float *qkv = (float *)inner->qkv + 3 * first, *dkv = grads->dqkv + 3 * first + width;
+        float *qkv = (float *)inner->qkv + 3 * first, *dkv = all_dkv + part[k].row * dkv_stride;
         stage->be->ops->attention_backward(stage->be, &part[k].shape, qkv, qkv + width, qkv + 2 * width,
                                            (const float *)inner->o + first, stage->scratch + of_slice, all_lse + lse,
-                                           grads->delta + lse, dqkv + 3 * of_slice, dkv, dkv + width, 3 * width);
+                                           grads->delta + lse, dqkv + 3 * of_slice, dkv, dkv + width, dkv_stride);
     }
+    for (int64_t r = 0; grads->dkv != NULL && r < at->rows; r++)
+        memcpy(dqkv + r * 3 * width + width, grads->dkv + (row + r) * 2 * width, (size_t)(2 * width) * sizeof(float));
     back = transposed(stage, self->in, dqkv, 3 * width, stage->scratch, width, at->rows);
     stage->be->ops->linear_t(stage->be, &back);
     tp_block_norm_gradient(stage, block, at, stage->scratch, dy);
@@ -302,12 +313,13 @@ stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretc
 {
     const tp_stage_block *self = &stage->base.block[block];
     const tp_inner *inner = tp_stage_inner(self, at);
+    const tp_gradients *grads = &self->gradients[at->gslot];
     int64_t width = stage->base.config.model.n_embd, begin = tp_stage_inner_begin(&stage->base, self, at);
     const float *dy = self->kind == TP_HEAD ? NULL : tp_block_d_output(stage, block, at, walk_row(stage, at, part));
     if (self->kind == TP_EMBEDDING) {
         embedding_gradient(stage, block, at, part);
     } else if (self->kind == TP_ATTENTION) {
-        in_gradient(stage, self, at, part, self->gradients[at->gslot].dqkv, 3 * width, 0);
+        in_gradient(stage, self, at, part, grads->dqkv, 3 * width, dqkv_begin(stage, grads, at));
         out_gradient(stage, self, at, part, inner->o, width, 0, dy);
     } else if (self->kind == TP_FFN) {
         in_gradient(stage, self, at, part, inner->h, 4 * width, begin);
@@ -334,6 +346,8 @@ put_block_by(const tp_stage *stage, int block, const tp_slice_at *at, int64_t ro
         put_by(stage, at, tp_stage_inner(self, at)->h, 4 * width, rows);
         put_by(stage, at, tp_stage_inner(self, at)->g, 4 * width, rows);
     }
+    if (self->kind == TP_ATTENTION && self->gradients[at->gslot].dkv != NULL)
+        put_by(stage, at, self->gradients[at->gslot].dqkv, 3 * width, rows);
     if (block + 1 < stage->base.blocks)
         put_by(stage, at, self[1].gradients[at->gslot].d_input, width, rows);
 }

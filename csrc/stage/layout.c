@@ -22,10 +22,12 @@ static void
 layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, void *d_input, tp_gradients *out, tp_stage_arena *from)
 {
     int64_t batch = stage->config.slicing->max_batch, rows = tp_stage_rows(stage), width = stage->config.model.n_embd;
+    int apart = (rows - 3 * stage->slice_rows) * width > 2 * TP_ALIGN; /* it takes less, whatever two arrays are aligned to */
     out->d_input = d_input;
     out->dnorm = tp_lay_floats(from, batch * 2 * width);
     if (block->kind == TP_ATTENTION) {
-        out->dqkv = tp_lay_floats(from, rows * 3 * width);
+        out->dqkv = tp_lay_floats(from, (apart ? stage->slice_rows : rows) * 3 * width);
+        out->dkv = apart ? tp_lay_floats(from, rows * 2 * width) : NULL;
         out->delta = tp_lay_floats(from, rows * stage->config.model.n_head);
     }
 }

@@ -48,6 +48,8 @@ struct tp_activations {
 struct tp_gradients {
     float *d_input;            /* [slice_rows, E]; of the stage's first block, from where it is sent, [R, E] */
     float *dqkv, *delta;       /* attention: [R, 3E], [B, H, T] */
+    float *dkv;                /* attention: NULL; or [R, 2E], where later queries' I add to those of earlier keys. dqkv is then
+                                  [slice_rows, 3E], to which I copies the slice's */
     float *dnorm;              /* [max_batch, 2, E]: LayerNorm gradients of each sequence */
 };
 
