@@ -176,3 +176,18 @@ def test_made_again_is_all_but_the_products_that_nobody_reads():
         assert attention > ffn / 8
         assert told[:, unit] == pytest.approx([0.0, 3e-6 + 2 * (attention - ffn / 8) + ffn / 2, 3e-6 + ffn / 2], rel=1e-12)
         context += tokens
+
+
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "seq1f1b", "looped_bfs", "interleaved"])
+def test_what_there_is_of_one_slice_alone_does_not_show_in_the_bits(schedule, tie):
+    """Slices that leave rows below a group to the one before, of other lengths in each micro-batch; one or two stages on a rank."""
+    lengths = [5, 30, 27, 1, 24, 3, 28, 20, 11, 31, 2, 22, 13, 29, 10]
+    model, params, tokens = problem(2, sum(lengths), n_layer=3, n_embd=16, tie_weights=tie)
+    slicing, chunks = [(1, lengths), (1, lengths[::-1])], 2 if schedule in ("looped_bfs", "interleaved") else 1
+    partition, again = partition_of(model, [2, 4, 6] if chunks == 2 else [4]), tuple(block.kind == "ffn" for block in model.blocks)
+    program = getattr(tp.schedules, schedule)(2, 2, *[2] * (chunks - 1), len(lengths))
+    made, later = (recomputing(program.split(pending=pending), model, partition, again) for pending in (0, 99))
+    least, more = (rank_memory(model, partition, slicing, p, recompute=again) for p in (made, later))
+    assert all(b - a > 4 * 16 * (8 + 2) * (256 - 62) for a, b in zip(least, more, strict=True))
+    same(alone(model, params, tokens), everything(model, partition, slicing, made, params, tokens, 2, recompute=again))
