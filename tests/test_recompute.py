@@ -191,3 +191,15 @@ def test_what_there_is_of_one_slice_alone_does_not_show_in_the_bits(schedule, ti
     least, more = (rank_memory(model, partition, slicing, p, recompute=again) for p in (made, later))
     assert all(b - a > 4 * 16 * (8 + 2) * (256 - 62) for a, b in zip(least, more, strict=True))
     same(alone(model, params, tokens), everything(model, partition, slicing, made, params, tokens, 2, recompute=again))
+
+
+def test_a_stage_takes_no_less_with_one_more_block():
+    """What searches of partitions rely on: attention alone has as little room for gradients as beside an FFN that is made again."""
+    model, *_ = problem(1, 1024, n_layer=3, n_embd=8)
+    slicing, again = [(1, [32] * 32)], tuple(block.kind == "ffn" and i > 2 for i, block in enumerate(model.blocks))
+    program, taken = tp.schedules.seq1f1b(2, 1, 32).split(pending=0), []
+    for end in range(1, 8):
+        partition = partition_of(model, [end])
+        taken.append(rank_memory(model, partition, slicing, recomputing(program, model, partition, again), recompute=again))
+    first, last = zip(*taken, strict=True)
+    assert list(first) == sorted(first) and list(last) == sorted(last, reverse=True)

@@ -257,6 +257,9 @@ tp_engine_check_saving(const tp_engine_config *config);
 /* *one: tp_stage_config.remake_slices of a stage of a config that has passed that check. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_remakes_slices(const tp_engine_config *config, int stage, int *one);
+/* The same of tp_stage_config.slice_gradients: where FFNs alone are remade or swapped, on this stage or on others. */
+int
+tp_engine_slices_gradients(const tp_engine_config *config, int stage);
 
 /* *one: tp_stage_config.one_room, likewise. */
 TP_MUST_USE tp_status

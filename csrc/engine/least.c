@@ -17,7 +17,7 @@ typedef struct {
 typedef struct {
     const tp_engine_least_asked *asked;
     int blocks, alike, rows; /* rows: of `known` */
-    int remakes_slices;      /* some stage might (tp_stage_config) */
+    int slices_gradients;    /* stages might (tp_stage_config) */
     least_size *known;       /* [rows][blocks + 1] */
     tp_slicing open[2];      /* slices as long as sequences, and shorter ones */
     int ways;                /* of open */
@@ -79,19 +79,22 @@ bytes_with(least *x, const tp_stage_config *config)
     return (int64_t)(bytes.memory + tp_align_bytes(shared));
 }
 
-/* Whether FFNs are made again slice by slice is the program's matter, and what W leaves to the slice before may make that more. */
+/* Whether FFNs are made again slice by slice, and gradients have room for one, is the program's matter, and what W leaves to the
+ * slice before may make that more. */
 static int64_t
 bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves)
 {
     const tp_engine_least_asked *a = x->asked;
-    tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
-                              .activation_slots = slots, .gradient_slots = 1, .saves = saves, .replicas = a->replicas * a->copies};
-    int64_t all = bytes_with(x, &config), each = all;
-    if (x->remakes_slices && !remakes_attention(x, from, to)) {
-        config.remake_slices = 1;
-        each = bytes_with(x, &config);
-    }
-    return each < all ? each : all;
+    int64_t least_bytes = INT64_MAX;
+    for (int remakes = 0; remakes <= (saves != NULL && !remakes_attention(x, from, to)); remakes++)
+        for (int gradients = 0; gradients <= x->slices_gradients; gradients++) {
+            tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
+                                      .activation_slots = slots, .gradient_slots = 1, .saves = saves,
+                                      .replicas = a->replicas * a->copies, .remake_slices = remakes, .slice_gradients = gradients};
+            int64_t bytes = bytes_with(x, &config);
+            least_bytes = bytes < least_bytes ? bytes : least_bytes;
+        }
+    return least_bytes;
 }
 
 /* Where blocks are free to keep no more than their input: what they keep besides, in a slot. */
@@ -290,7 +293,8 @@ tp_engine_least(const tp_engine_least_asked *asked, int64_t *bytes)
     least x = {.asked = asked, .blocks = tp_model_blocks(&asked->model)};
     size_t stages = (size_t)asked->stages, wide = (size_t)x.blocks + 1;
     x.alike = are_alike(asked, x.blocks);
-    x.remakes_slices = asked->provider->stage->remakes_slices && (asked->saves != NULL || asked->all_saved != NULL);
+    x.slices_gradients = asked->provider->stage->remakes_slices && (asked->saves != NULL || asked->all_saved != NULL) &&
+                         !remakes_attention(&x, 0, x.blocks);
     x.rows = x.alike ? SHAPES : x.blocks;
     *bytes = 0;
     if (stages * wide * wide > (size_t)STEPS)

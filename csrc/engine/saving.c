@@ -259,6 +259,40 @@ tp_engine_remakes_slices(const tp_engine_config *config, int stage, int *one)
     return TP_OK;
 }
 
+/* Does no R, SI or I of a slice of the stage come before the W of the slice that one came of? */
+static int
+is_serial(const tp_program *program, int stage)
+{
+    const tp_instr *last = NULL;
+    int rank = program->rank_of[stage];
+    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
+        const tp_instr *instr = &program->code[i];
+        int begins = instr->op == TP_OP_R || instr->op == TP_OP_SI || instr->op == TP_OP_I, ends = instr->op == TP_OP_W;
+        if (instr->stage != stage || (!begins && !ends && instr->op != TP_OP_B))
+            continue;
+        if (last != NULL && (last->micro != instr->micro || last->slice != instr->slice))
+            return 0;
+        last = begins ? instr : NULL;
+    }
+    return 1;
+}
+
+/* Of all blocks, not of the stage's alone: else a stage might take less with one more block. */
+int
+tp_engine_slices_gradients(const tp_engine_config *config, int stage)
+{
+    int ffns = 0;
+    if (!config->provider->stage->remakes_slices || sums_at_once(config->slicing))
+        return 0;
+    for (int block = 0; config->saves != NULL && block < tp_model_blocks(&config->model); block++) {
+        int attends = tp_model_block_kind(&config->model, block) == TP_ATTENTION;
+        if (config->saves[block] && attends)
+            return 0;
+        ffns += config->saves[block] != TP_KEEPS;
+    }
+    return ffns > 0 && is_serial(config->program, stage);
+}
+
 tp_status
 tp_engine_has_one_room(const tp_engine_config *config, int stage, int *one)
 {

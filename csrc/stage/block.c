@@ -332,7 +332,7 @@ stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretc
 static void
 put_by(const tp_stage *stage, const tp_slice_at *at, float *array, int64_t width, int64_t rows)
 {
-    int64_t to = stage->base.config.slicing->max_rows, from = at->first_row - tp_stage_slice_begin(&stage->base, at);
+    int64_t to = stage->base.config.slicing->max_rows, from = to - at->rows;
     memmove(array + to * width, array + from * width, (size_t)(rows * width) * sizeof(float));
 }
 
@@ -342,13 +342,13 @@ put_block_by(const tp_stage *stage, int block, const tp_slice_at *at, int64_t ro
 {
     const tp_stage_block *self = &stage->base.block[block];
     int64_t width = stage->base.config.model.n_embd;
-    if (self->saves) {
+    if (self->saves && stage->base.config.remake_slices) {
         put_by(stage, at, tp_stage_inner(self, at)->h, 4 * width, rows);
         put_by(stage, at, tp_stage_inner(self, at)->g, 4 * width, rows);
     }
     if (self->kind == TP_ATTENTION && self->gradients[at->gslot].dkv != NULL)
         put_by(stage, at, self->gradients[at->gslot].dqkv, 3 * width, rows);
-    if (block + 1 < stage->base.blocks)
+    if (stage->base.config.slice_gradients && block + 1 < stage->base.blocks)
         put_by(stage, at, self[1].gradients[at->gslot].d_input, width, rows);
 }
 
@@ -357,7 +357,7 @@ tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at, int6
 {
     const tp_stage_block *self = &stage->base.block[block];
     int64_t seq_len = stage->base.config.slicing->seq_len, begin = tp_stage_group_begin(at->micro, at->slice);
-    int sliced = stage->base.config.remake_slices;
+    int sliced = stage->base.config.slice_gradients;
     if ((self->saves || sliced) && !at->whole)
         end = tp_stage_group_begin(at->micro, at->slice + 1);
     for (int64_t s = at->first; s < at->last && begin < end; s++) {
@@ -365,7 +365,7 @@ tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at, int6
         part.accumulate = !(tp_stage_sums_from(&stage->base, at->q) && s == 0 && end == seq_len);
         stretch_gradient(stage, block, at, &part);
     }
-    if (sliced && begin > at->begin)
+    if ((sliced || stage->base.config.remake_slices) && begin > at->begin)
         put_block_by(stage, block, at, begin - at->begin);
     if (at->slice == 0 && self->norm >= 0)
         add_norm_gradient(stage, self, at);

@@ -224,14 +224,11 @@ lay_leaving(tp_stage_base *stage, tp_stage_arena *ends)
     return end;
 }
 
-/* tp_stage_base.slice_rows. */
+/* Rows of one slice alone, with behind them the most that a W leaves to the next. */
 static int64_t
-slice_rows(const tp_stage_base *stage)
+rows_of_slice(const tp_slicing *slicing)
 {
-    const tp_slicing *slicing = stage->config.slicing;
     int64_t most = 0;
-    if (!stage->config.remake_slices)
-        return tp_stage_rows(stage);
     for (int32_t q = 0; q < slicing->micros; q++)
         for (int32_t s = 1; s < slicing->micro[q].slices; s++) {
             int64_t left = tp_stage_group_begin(&slicing->micro[q], s) - slicing->micro[q].start[s];
@@ -252,7 +249,7 @@ lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_stage
         void *d_input = i == 0 ? lay_leaving(stage, ends) : tp_lay_elements(from, stage->slice_rows * stage->config.model.n_embd);
         gradients(stage, block, d_input, gradients_of(stage, i, slot), from);
         if (has_inner(block) && block->saves)
-            block->remade[slot] = lay_inner(stage, block->kind, stage->slice_rows, from);
+            block->remade[slot] = lay_inner(stage, block->kind, stage->remade_rows, from);
         if (i == 0)
             stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
     }
@@ -315,7 +312,9 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
     int heads = tp_stage_heads(stage);
     tp_stage_arena lent = {stage->config.lent, 0, from->align, from->element}, *ends = lent.base == NULL ? from : &lent;
     stage->lent_bytes = 0;
-    stage->slice_rows = slice_rows(stage);
+    int64_t slice = rows_of_slice(stage->config.slicing);
+    stage->slice_rows = stage->config.slice_gradients ? slice : tp_stage_rows(stage);
+    stage->remade_rows = stage->config.remake_slices ? slice : tp_stage_rows(stage);
     stage->slots = from->base == NULL ? NULL : from->base + from->used;
     for (int slot = 0; slot < stage->config.activation_slots; slot++) {
         size_t begin = from->used, lent_begin = stage->lent_bytes;

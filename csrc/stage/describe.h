@@ -66,8 +66,9 @@ typedef struct {
     char *slots;          /* activation slots, slot_bytes apart; the first guest_bytes of each are all that backward reads of it */
     size_t slot_bytes, guest_bytes;
     size_t lent_bytes;    /* of the ends that messages leave from */
-    int64_t slice_rows;   /* room of what one slice's R, SI or I brings to its W: R, but where config.remake_slices as many as a slice
-                             has and, behind them, as many as a W leaves to the next */
+    int64_t slice_rows;   /* room of what one slice's I brings to its W: R, but where config.slice_gradients as many as a slice has
+                             and, behind them, as many as a W leaves to the next */
+    int64_t remade_rows;  /* the same of R and SI, where config.remake_slices */
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
     char *versions;       /* values and copies of version 1 and up, version_bytes each */
@@ -191,7 +192,7 @@ typedef void tp_lay_gradients(const tp_stage_base *stage, const tp_stage_block *
                               tp_stage_arena *from);
 /* Every activation slot, one behind another: that of all blocks with their inner, then the output (none on the head's stage). Then
  * the gradients' in the same way, and where blocks that keep nothing go forward. What messages leave from is config.lent's, if there
- * is any. Sets `end`, `slots` and their bytes, and slice_rows before all else. */
+ * is any. Sets `end`, `slots` and their bytes, and slice_rows and remade_rows before all else. */
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients);
 
@@ -252,13 +253,13 @@ tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
 static inline int64_t
 tp_stage_slice_begin(const tp_stage_base *stage, const tp_slice_at *at)
 {
-    return stage->config.remake_slices ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
+    return stage->config.slice_gradients ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
 }
 /* The same for that inner's buffers. */
 static inline int64_t
 tp_stage_inner_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
-    return block->saves ? tp_stage_slice_begin(stage, at) : 0;
+    return block->saves && stage->config.remake_slices ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
 }
 /* The same for the buffers that forward writes (tp_stage_block.made). */
 static inline int64_t

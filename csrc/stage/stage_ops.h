@@ -32,9 +32,11 @@ typedef struct {
     int activation_slots, gradient_slots;
     const uint8_t *saves;         /* [blocks of the model] of tp_saves, borrowed; NULL: all keep everything */
     int remake_slices;            /* 1: R or SI of a slice comes only when I and W have read what that of the last one brought, so
-                                     that the buffers have room for one slice (and the rows that W puts by), as have those of the
-                                     gradients between two blocks. Only where the provider remakes_slices, no attention is remade or
-                                     swapped, and no micro-batch has several sequences and several slices */
+                                     that the buffers have room for one slice (and the rows that W puts by). Only where the provider
+                                     remakes_slices, no attention is remade or swapped, and no micro-batch has several sequences and
+                                     several slices */
+    int slice_gradients;          /* 1: the same of I, so that the gradients between two blocks have such room. Only where remake_slices
+                                     may be, or the stage keeps everything */
     int one_room;                 /* 1: what forward made is swapped out before anything is swapped in, and what was swapped in has
                                      been read before the next forward (of the whole micro-batch, unless remake_slices): one buffer
                                      serves both */

@@ -298,7 +298,7 @@ load(tp_engine *engine, const tp_model *model)
     did.op = OP_NONE;
     did.head[0] = stage->head_forward;
     did.head[1] = stage->base.param[stage->base.block[stage->base.blocks - 1].in].grad;
-    did.kept = stage->base.block[1].saves == TP_KEEPS && !stage->base.config.remake_slices
+    did.kept = stage->base.block[1].saves == TP_KEEPS && !stage->base.config.slice_gradients
                    ? stage->base.param[stage->base.block[1].in].grad
                    : NULL;
     MUST(tp_cpu_stage_ops.pack(stage) == TP_OK);
