@@ -19,7 +19,7 @@ from ..partition import even_partition
 from ..schedules import LOOPED, SLICED, ZERO_BUBBLE, ZIGZAG
 from .deadline import late, limited, share
 from .judge import SLIGHT, Candidate, Cut, Judge, Micro, as_built, pace, possible
-from .starts import NEAR, block_ticks, by_pairs, ends_apart, estimate, over_ranks, slicing_seeds, starts_on
+from .starts import NEAR, block_ticks, by_pairs, ends_apart, estimate, over_ranks, sizes_apart, slicing_seeds, starts_on
 
 _STARTS = 3           # so many starts of a search descend
 _MORE_STARTS = 12     # or so many, while the descents took less than 1 / _QUICK of the search's work
@@ -72,7 +72,7 @@ class _Hunt:
         self._best: dict[tuple[int | None, float], Candidate | None] = {}
         self._ends: dict[Candidate, Candidate] = {}            # by start: the end of the latest descent from it
         self._alike: set[tuple[Micro, ...]] = set()            # slicings of which _apart made others,
-        self._unlike: list[Candidate] = []                     # and plans with these
+        self._unlike: tuple[list[Candidate], list[Candidate]] = ([], [])    # and plans with these: of other sizes, and other ends
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit in question
         self._rungs: list[Candidate] = []
         self._heights: list[float] = []                        # seconds of the fastest plan of each rung
@@ -154,23 +154,28 @@ class _Hunt:
         return min(best, found, key=pace)
 
     def _apart(self, best: Candidate, limit: int | None, share: int) -> Candidate:
-        """``best``, or the end of a descent with its first and last micro-batches cut otherwise than those between: in a descent
-        micro-batches that are alike stay so."""
+        """``best``, or the end of a descent with its first and last micro-batches of another size than those between, or cut
+        otherwise: in a descent sizes stay, and micro-batches that are alike."""
         judge, stop = self.judge, self.judge.work + self.work // share
-        if self.given["fixed_slicing"] or late():
+        whole = self.names[0] == SLICED and len(self.slicings) > 1      # whole sequences, of any sizes
+        if (self.given["fixed_slicing"] and not whole) or late():
             return best
-        new = best.slicing not in self._alike
-        for s in ends_apart(best.slicing, judge.ranks, self.given["unit"], limit is None) if new else ():
-            if judge.work >= stop or late():
+        ways = (sizes_apart(best.slicing, judge.costs.known_batch),
+                [] if whole else ends_apart(best.slicing, judge.ranks, self.given["unit"], limit is None))
+        for s, unlike in ((s, u) for each, u in zip(ways, self._unlike, strict=True) for s in each):
+            if best.slicing in self._alike or judge.work >= stop or late():
                 break
             if not possible(best.schedule, judge.ranks, len(s)):
-                self._unlike.append(judge.judge(best.schedule, best.partition, s, best.pending))
+                unlike.append(judge.judge(best.schedule, best.partition, s, best.pending))
         self._alike.add(best.slicing)
-        near = sorted((c for c in self._unlike if c.seconds < _ALMOST * best.seconds and judge.fits(c, limit)), key=pace)
-        for c in near[:2]:
-            if c not in self._ends or not judge.fits(self._ends[c], limit):
-                self._ends[c] = (self._mend(c, limit, share) or [c])[0]
-        return min([best, *(self._ends[c] for c in near[:2])], key=pace)
+        ends = [best]
+        for unlike in self._unlike:
+            near = sorted((c for c in unlike if c.seconds < _ALMOST * best.seconds and judge.fits(c, limit)), key=pace)
+            for c in near[:2]:
+                if c not in self._ends or not judge.fits(self._ends[c], limit):
+                    self._ends[c] = (self._mend(c, limit, share) or [c])[0]
+            ends += [self._ends[c] for c in near[:2]]
+        return min(ends, key=pace)
 
     def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
         """The best schedule and number of W that may wait, for these stages and slices."""

@@ -200,6 +200,30 @@ def ends_apart(slicing: tuple[Micro, ...], ranks: int, unit: int, every: bool = 
     return [s for s in dict.fromkeys(found) if s != slicing]
 
 
+def sizes_apart(slicing: tuple[Micro, ...], most: int) -> list[tuple[Micro, ...]]:
+    """Micro-batches of other sizes, of at most ``most`` sequences: smaller ones at the ends, by which a pipeline fills and drains,
+    larger ones between; the same in the other order. Each cut as the one that it is made of."""
+    count, found = len(slicing), list[tuple[Micro, ...]]()
+
+    def halves(micro: Micro) -> tuple[Micro, ...]:
+        b, lengths = micro
+        return ((b - b // 2, lengths), (b // 2, lengths)) if b > 1 else (micro,)
+
+    def paired(micros: tuple[Micro, ...]) -> tuple[Micro, ...]:
+        pairs = [micros[i:i + 2] for i in range(0, len(micros), 2)]
+        return tuple((sum(b for b, _ in pair), pair[0][1]) for pair in pairs)
+
+    for first, end in ((1, count - 1), (1, count), (0, count - 1)):
+        if first <= end:
+            split = (itertools.chain.from_iterable(map(halves, micros)) for micros in (slicing[:first], slicing[end:]))
+            found.append((*next(split), *slicing[first:end], *next(split)))                   # 2 2 2: 1 1 2 1 1
+            found.append((*slicing[:first], *paired(slicing[first:end]), *slicing[end:]))     # 1 1 1 1: 1 2 1
+    if count > 1 and slicing[0][0] > 1:                        # 2 2: 1 2 1
+        found.append((halves(slicing[0])[1], *slicing[1:], halves(slicing[0])[0]))
+    found.append(slicing[::-1])
+    return [s for s in dict.fromkeys(found) if s != slicing and max(b for b, _ in s) <= most]
+
+
 def estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
     """TeraPipe's objective, sum + (K - 1) max, for equal stages with the judge's number of chunks a rank: it orders the starts."""
     if slicing not in judge.paces:

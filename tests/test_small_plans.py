@@ -1,0 +1,55 @@
+"""Small plans against every plan that there is: all stages, sizes of micro-batches and slices, by the simulator."""
+import itertools
+
+import terapipe_c as tp
+from terapipe_c.planning.request import check_request
+from terapipe_c.planning.starts import sizes_apart
+
+NONE = dict.fromkeys(("data_parallel", "tensor_parallel", "chunks", "memory_bytes", "partition", "slicing", "executable",
+                      "time_limit_s"))
+
+
+def parts_of(total, unit=1):
+    """Every way to write it as a sum, in units."""
+    for cut in itertools.chain.from_iterable(itertools.combinations(range(unit, total, unit), k) for k in range(total // unit)):
+        yield tuple(b - a for a, b in itertools.pairwise((0, *cut, total)))
+
+
+def every_plan(model, cluster, batch, schedule, stages, unit, lengths=None):
+    """(seconds, bytes) of all plans with these lengths; None: all of them, in each micro-batch its own."""
+    request = check_request(model, cluster, batch, model.block_size, None, planner="terapipe", schedule=schedule, stages=stages,
+                            granularity=unit, **NONE)
+    judge, found = request.judge(stages), []
+    each = list(parts_of(model.block_size, unit)) if lengths is None else [lengths]
+    for inner in itertools.combinations(range(1, model.num_blocks), stages * request.chunks - 1):
+        cut = tuple(itertools.pairwise((0, *inner, model.num_blocks)))
+        for sizes in parts_of(batch):
+            for cuts in itertools.product(each, repeat=len(sizes)):
+                for pending in (0, 1, 2):
+                    c = judge.judge(schedule, cut, tuple(zip(sizes, cuts, strict=True)), pending)
+                    found.append((c.seconds, max(judge.peak_bytes(c))))
+    return found
+
+
+def test_a_pipeline_fills_and_drains_by_smaller_micro_batches():
+    """All of one size made a step of zb-h1 2.8 % longer than 1 and 2 sequences, of sliced-1f1b 3.2 %, of zb-v 6.5 % than 1, 2
+    and 1."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16, tie_weights=False)
+    cluster = tp.Cluster(3, memory_bytes=1e12, link_latency_s=171e-9, link_bandwidth_Bps=764.4e6, peak_flops=24.86e9)
+    for schedule, lengths in (("zb-h1", None), ("sliced-1f1b", (16,))):
+        least_s = min(every_plan(model, cluster, 3, schedule, 3, 8, lengths))[0]
+        plan = tp.plan(model, cluster, 3, 16, planner="terapipe", schedule=schedule, stages=3, granularity=8)
+        assert plan.step_time_s <= 1.002 * least_s
+        assert [b for b, _ in plan.slicing] in ([1, 2], [2, 1])
+
+
+def test_sizes_apart_keeps_all_sequences():
+    whole, cut = (1, (16,)), (1, (8, 8))
+    assert ((1, (16,)), (2, (16,)), (1, (16,))) in sizes_apart((whole,) * 4, 4)
+    assert ((1, (8, 8)), (1, (8, 8)), (2, (8, 8)), (1, (8, 8)), (1, (8, 8))) in sizes_apart(((2, (8, 8)),) * 3, 2)
+    assert ((1, (16,)), (2, (16,)), (1, (16,))) in sizes_apart(((2, (16,)),) * 2, 2)
+    assert sizes_apart((whole, cut), 1) == [(cut, whole)] and sizes_apart((whole,), 4) == sizes_apart((whole,) * 9, 1) == []
+    for slicing in ((whole,) * 5, (cut, whole, cut), ((3, (16,)), (2, (8, 8))), ((4, (16,)),)):
+        found = sizes_apart(slicing, 3)
+        assert len(set(found)) == len(found) and slicing not in found
+        assert all(sum(b for b, _ in s) == sum(b for b, _ in slicing) and max(b for b, _ in s) <= 3 for s in found)
