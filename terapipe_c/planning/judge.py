@@ -473,6 +473,15 @@ class Judge:
         fit = (c for key, c in self._seen.items() if limit is None or max(self._peaks.get(key, [_UNMADE])) <= limit)
         return min(fit, key=pace, default=None)
 
+    def front(self) -> list[Candidate]:
+        """Of all candidates that were judged here those that need less memory than any as fast, the fastest first."""
+        found, least = list[Candidate](), _UNMADE
+        for c in sorted(self._seen.values(), key=pace):
+            if (needed := max(self.peak_bytes(c))) < least:
+                found.append(c)
+                least = needed
+        return found
+
     def refuse(self, nearest: Candidate | None = None) -> InfeasibleError:
         """The error that says that nothing fits, by the figures of ``nearest``, or else of the nearest miss of all that was
         judged. DeadlineError where the time limit left unmade what might fit."""

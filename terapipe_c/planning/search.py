@@ -75,6 +75,7 @@ class _Hunt:
         self._unlike: tuple[list[Candidate], list[Candidate]] = ([], [])    # and plans with these: of other sizes, and other ends
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit in question
         self._rungs: list[Candidate] = []
+        self._seen: list[Candidate] = []                       # what the search for the fastest plan saw besides
         self._heights: list[float] = []                        # seconds of the fastest plan of each rung
         self._latest: Candidate | None = None
         self._floor: list[Candidate] | None = None             # plans that need least memory; known before the rungs above them
@@ -160,7 +161,7 @@ class _Hunt:
         whole = self.names[0] == SLICED and len(self.slicings) > 1      # whole sequences, of any sizes
         if (self.given["fixed_slicing"] and not whole) or late():
             return best
-        ways = (sizes_apart(best.slicing, judge.costs.known_batch),
+        ways = (sizes_apart(best.slicing, judge.costs.known_batch) if limit is None else [],
                 [] if whole else ends_apart(best.slicing, judge.ranks, self.given["unit"], limit is None))
         for s, unlike in ((s, u) for each, u in zip(ways, self._unlike, strict=True) for s in each):
             if best.slicing in self._alike or judge.work >= stop or late():
@@ -169,12 +170,12 @@ class _Hunt:
                 unlike.append(judge.judge(best.schedule, best.partition, s, best.pending))
         self._alike.add(best.slicing)
         ends = [best]
-        for unlike in self._unlike:
-            near = sorted((c for c in unlike if c.seconds < _ALMOST * best.seconds and judge.fits(c, limit)), key=pace)
-            for c in near[:2]:
+        for most, unlike in enumerate(self._unlike, 1):
+            near = sorted((c for c in unlike if c.seconds < _ALMOST * best.seconds and judge.fits(c, limit)), key=pace)[:most]
+            for c in near:
                 if c not in self._ends or not judge.fits(self._ends[c], limit):
                     self._ends[c] = (self._mend(c, limit, share) or [c])[0]
-            ends += [self._ends[c] for c in near[:2]]
+            ends += [self._ends[c] for c in near]
         return min(ends, key=pace)
 
     def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
@@ -219,6 +220,7 @@ class _Hunt:
                     self._floor, self._is_floor_whole = self._lowest(), True
                 found = min((found, *self._floor), key=pace)
             self._add(found)
+            self._seen = [] if found is None or late() else self.judge.front()
         if not self._rungs:
             return None
         return self._rungs[0] if self.judge.fits(self._rungs[0], limit) else self._lower(limit, rival_s)
@@ -265,7 +267,7 @@ class _Hunt:
         return bool(self.judge.cuts_within(order, enough - 1, ticks))
 
     def _fastest(self, limit: int | None) -> Candidate | None:
-        plans = [*self._rungs, *(self._floor or ()), *(self._known(limit) if self.brief else ())]
+        plans = [*self._rungs, *(self._floor or ()), *self._seen, *(self._known(limit) if self.brief else ())]
         return min((c for c in plans if self.judge.fits(c, limit)), key=self._after_the_first, default=None)
 
     def _after_the_first(self, c: Candidate) -> tuple[bool, float]:
@@ -308,7 +310,7 @@ class _Hunt:
         if kept:
             self._rungs += kept
             self._heights.append(min(d.seconds for d in kept))
-            sure = (pace(d) for d in (*self._rungs, *(self._floor or ())) if self._is_sure(d))
+            sure = (pace(d) for d in (*self._rungs, *(self._floor or ()), *self._seen) if self._is_sure(d))
             self._least_s = max([pace(self._rungs[0]), self._least_s, *sure])
 
     def _known(self, limit: int | None) -> list[Candidate]:
@@ -413,12 +415,16 @@ class _Hunt:
         return [self._least_of(way) for order in self._leanest(self._orders()) for way in _ways(order)]
 
     def _lowest(self) -> list[Candidate]:
-        """``_least``; and, where stages are not cut exactly, the fastest plan found that needs no more than these, unless that is
-        faster than the ladder's first plan, which more memory gets."""
+        """``_least``, and the ends of descents that need no more: of each (stages even only as far as the longest goes), or,
+        where stages are not cut exactly, of all. But none that is faster than the ladder's first plan, which more memory gets."""
         least = self._least() if self._floor is None else self._floor
         enough = min((max(self.judge.peak_bytes(c)) for c in least), default=0)
-        lean = None if self.exact or self.brief else self._lean_within(enough)
-        return least if lean is None or (self._rungs and pace(lean) < pace(self._rungs[0])) else [*least, lean]
+        if self.brief:
+            return least
+        leans = [self._lean_within(enough)] if not self.exact else [
+            end for c in least for end in self._mend(c, max(self.judge.peak_bytes(c)), 32 * len(least))]
+        fastest_s = pace(self._rungs[0]) if self._rungs else 0.0
+        return [*least, *(lean for lean in leans if lean is not None and pace(lean) >= fastest_s and lean not in least)]
 
 
 def grids(seq_len: int, unit: int) -> list[int]:
@@ -537,7 +543,8 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     """The fastest plan that fits the judge's limit of memory; None: none fits.
 
     More memory never gives a slower plan: the plan found without a limit is the answer where it fits, else the fastest that fits of
-    a ladder that is the same for all limits (except where time is up); below the leanest plan nothing is looked for. A finer grid
+    what was seen on the way to it and of a ladder, which are the same for all limits (except where time is up); below the leanest
+    plan nothing is looked for. A finer grid
     never gives a slower plan: each grid that it refines is searched before it, exactly as if it had been asked for, and its search
     starts from what was found there. Where coarse grids took all the work of a large request a finer one still gets a little, for
     its own best slices, but no ladder of its own.
