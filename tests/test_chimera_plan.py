@@ -198,7 +198,7 @@ def test_a_finer_grid_never_hurts(planner):
     ({"planner": "autopipe"}, "planner autopipe plans one pipeline"),
     ({"chunks": 2}, "chimera has one stage a rank"),
     ({"executable": True}, "executable=True plans one copy of the model"),
-    ({"cluster": tp.Cluster(num_devices=1, peak_flops=1e9)}, "chimera has 1 ranks: an even number"),
+    ({"cluster": tp.Cluster(num_devices=1, peak_flops=1e9)}, "chimera has 1 rank: an even number"),
 ])
 def test_what_does_not_fit_is_refused(options, word):
     with pytest.raises(ValueError, match=word):
