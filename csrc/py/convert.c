@@ -70,17 +70,25 @@ tp_py_raise(tp_py_state *state, tp_status status)
     return NULL;
 }
 
-/* The helpers that check arguments know no module: the class is looked up where everybody finds it. */
+/* A new reference, to `builtin` where there is none. The helpers that check arguments know no module: the class is looked up
+ * where everybody finds it. */
 static PyObject *
-raise_named(const char *name, PyObject *builtin, const char *format, va_list values)
+class_named(const char *name, PyObject *builtin)
 {
     PyErr_Clear();
     PyObject *module = PyDict_GetItemString(PyImport_GetModuleDict(), "terapipe_c._core");
     PyObject *found = module == NULL ? NULL : PyObject_GetAttrString(module, name);
     if (found == NULL)
         PyErr_Clear();
-    PyErr_FormatV(found == NULL ? builtin : found, format, values);
-    Py_XDECREF(found);
+    return found == NULL ? Py_NewRef(builtin) : found;
+}
+
+static PyObject *
+raise_named(const char *name, PyObject *builtin, const char *format, va_list values)
+{
+    PyObject *found = class_named(name, builtin);
+    PyErr_FormatV(found, format, values);
+    Py_DECREF(found);
     return NULL;
 }
 
@@ -104,20 +112,13 @@ tp_py_invalid_type(const char *format, ...)
     return NULL;
 }
 
-static PyObject *
-out_of_memory(const char *format, ...)
-{
-    va_list values;
-    va_start(values, format);
-    raise_named("OutOfMemoryError", PyExc_MemoryError, format, values);
-    va_end(values);
-    return NULL;
-}
-
 PyObject *
 tp_py_no_memory(void)
 {
-    return out_of_memory("the host has no memory left for what this call takes and gives: more of it would be right");
+    PyObject *found = class_named("OutOfMemoryError", PyExc_MemoryError);
+    PyErr_SetString(found, "the host has no memory left for what this call takes and gives: more of it would be right");
+    Py_DECREF(found);
+    return NULL;
 }
 
 static const char *
