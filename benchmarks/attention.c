@@ -58,10 +58,12 @@ time_attention(tp_backend *be, tp_attention shape, int rounds)
     for (int i = 0; i <= rounds; i++) {
         double product = time_product(be), start = now();
         for (shape.context = 0; shape.context < total; shape.context += shape.slice)
-            be->ops->attention_forward(be, &shape, qkv, qkv + width, qkv + 2 * width, o, lse);
+            be->ops->attention_forward(be, &shape, qkv + shape.context * 3 * width, qkv + width, qkv + 2 * width, 3 * width,
+                                       o + shape.context * width, lse);
         double middle = now();
         for (shape.context = total - shape.slice; shape.context >= 0; shape.context -= shape.slice)
-            be->ops->attention_backward(be, &shape, qkv, qkv + width, qkv + 2 * width, o, d_o + shape.context * width, lse, delta,
+            be->ops->attention_backward(be, &shape, qkv + shape.context * 3 * width, qkv + width, qkv + 2 * width, 3 * width,
+                                        o + shape.context * width, d_o + shape.context * width, lse, delta,
                                         grad + shape.context * 3 * width, grad + width, grad + 2 * width, 3 * width);
         if (i > 0) /* the first round touches the memory */
             printf("%.9f %.9f %.9f\n", product, middle - start, now() - middle);

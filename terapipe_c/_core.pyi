@@ -171,6 +171,9 @@ def judge_run(
     judge: CapsuleType, candidate: _Candidate, recompute: bytes | None = None, /,
 ) -> tuple[Program, float, list[int], int]: ...
 def judge_compute(judge: CapsuleType, candidate: _Candidate, /) -> Program: ...
+def again_ways(
+    boundaries: _Int, kinds: _Int, recompute: bytes, batches: _Int, slices: _Int, lengths: _Int, keeps_keys: bool, waits: bool, /
+) -> bytes: ...
 def judge_descend(
     judge: CapsuleType, candidate: _Candidate, seconds: float, limit: int, unit: int, fixed_stages: bool, fixed_slices: bool,
     work: int, beside: int, /,

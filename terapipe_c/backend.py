@@ -28,6 +28,11 @@ class Backend:
         backend."""
         return {} if self.name == "cpu" else {"provider": cuda.load().provider, "dtype": self.dtype}
 
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether attentions that are recomputed may keep keys and values (tp_stage_ops.keeps_keys of csrc/stage/stage_ops.h)."""
+        return self.name == "cpu"
+
 
 def choose(name: Any = "cpu", dtype: Any = None) -> Backend:
     """The backend of these arguments; InvalidValueError says what would be right."""

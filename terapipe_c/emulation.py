@@ -14,8 +14,9 @@ from .engine import in_threads
 from .links import Links
 from .partition import block_counts, updated_params
 from .plan import Plan
-from .planning.judge import Candidate, Judge, Replicas, Savings
+from .planning.judge import Candidate, Judge, Replicas
 from .planning.own_program import OWN
+from .planning.savings import Savings
 from .schedule import SUM, Program, Timeline, tables
 
 __all__ = ["Emulation", "emulate"]

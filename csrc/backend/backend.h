@@ -59,7 +59,7 @@ typedef struct {
 typedef struct {
     int64_t batch, heads, head_dim; /* B, H, D */
     int64_t slice, context, total;  /* S, C, T: queries are rows [C, C+S) of each sequence; T = tokens of the whole sequence */
-    int64_t qkv_stride, o_stride;   /* floats between rows (t, b) and (t, b+1) of q/k/v (and dq), of o/do */
+    int64_t qkv_stride, o_stride;   /* elements between rows (t, b) and (t, b+1) of q (CUDA: k, v too) and dq, of o and do */
 } tp_attention;
 
 typedef struct {
@@ -86,19 +86,19 @@ typedef struct {
     /* grad[n] = chain over rows of grad[n] + dy[r, n] (accumulate 0: from +0). */
     void (*bias_w)(tp_backend *be, int64_t rows, int64_t n, const float *dy, int64_t dy_stride, float *grad, int accumulate);
 
-    /* -- attention: q, k, v point at row (0, 0), head 0; head h at + h * D. scale = 1/sqrt(D). --
-     * forward reads k, v rows [0, C+S), q rows [C, C+S); writes o rows [C, C+S) and lse[(b * H + h) * T + t] (natural log). Both
-     *   are NaN where scores are 2^29 or more: an lse of that size does not give P back.
-     * backward (push): d_o and dq have the slice's rows alone, from (C, 0) on; dk and dv, dkv_stride floats between rows, all.
-     *   delta[(b * H + h) * T + t] = sum_d do * o is written for rows [C, C+S), over the sum of P as a rounded lse gives it where
-     *   that lse is large; dq from k, v rows [0, C+S); dk, dv rows [0, C+S) go on with what these queries add, one chain over
-     *   queries descending, begun by the slice that ends the sequence: rows [C, C+S) are complete then, as no later query is left
-     *   and no earlier one sees them. Called for slices in descending order. dq, dk, dv may not alias q, k, v. */
+    /* -- attention: k, v (kv_stride floats between rows), dk, dv (dkv_stride) point at row (0, 0), head 0; q, dq, o, d_o have the
+     *    slice's rows alone, from (C, 0) on; head h at + h * D. scale = 1/sqrt(D). --
+     * forward reads k, v rows [0, C+S); writes o and lse[(b * H + h) * T + t] (natural log). Both are NaN where scores are 2^29 or
+     *   more: an lse of that size does not give P back.
+     * backward (push): delta[(b * H + h) * T + t] = sum_d do * o is written for rows [C, C+S), over the sum of P as a rounded lse
+     *   gives it where that lse is large; dq from k, v rows [0, C+S); dk, dv rows [0, C+S) go on with what these queries add, one
+     *   chain over queries descending, begun by the slice that ends the sequence: rows [C, C+S) are complete then, as no later
+     *   query is left and no earlier one sees them. Called for slices in descending order. dq, dk, dv may not alias q, k, v. */
     void (*attention_forward)(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v,
-                              float *o, float *lse);
+                              int64_t kv_stride, float *o, float *lse);
     void (*attention_backward)(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v,
-                               const float *o, const float *d_o, const float *lse, float *delta, float *dq, float *dk,
-                               float *dv, int64_t dkv_stride);
+                               int64_t kv_stride, const float *o, const float *d_o, const float *lse, float *delta, float *dq,
+                               float *dk, float *dv, int64_t dkv_stride);
 
     /* -- LayerNorm, eps 1e-5. y may be NULL (statistics only). beta may be NULL. mean, rstd [rows]. -- */
     void (*layernorm)(tp_backend *be, int64_t rows, int64_t n, const float *x, int64_t x_stride, const float *gamma,
@@ -142,7 +142,7 @@ typedef struct {
     size_t (*workspace_bytes)(int64_t n_embd, int64_t n_head, int64_t vocab, int64_t seq_len, int64_t rows, int members);
 } tp_backend_ops;
 
-#define TP_BACKEND_ABI 3u
+#define TP_BACKEND_ABI 4u
 
 struct tp_backend {
     const tp_backend_ops *ops;

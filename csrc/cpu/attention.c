@@ -25,7 +25,7 @@ typedef struct {
     const float *q, *k, *v, *d_o_in;
     const float *o_in, *lse_in;
     float *o, *lse, *delta, *dq, *dk, *dv;
-    int64_t dkv_stride;
+    int64_t kv_stride, dkv_stride;
     float *workspace;
     size_t member_floats;
 } attention_job;
@@ -33,8 +33,9 @@ typedef struct {
 /* One (sequence, head). */
 typedef struct {
     int64_t head_dim, depth, first, last, total; /* rows [first, last) of the slice, [0, total) of the sequence */
-    int64_t row, o_row, dkv_row;                 /* floats between tokens */
-    int64_t at, o_at, dkv_at, stat;              /* offsets of token 0 in q/k/v, in o, in dk/dv, in lse and delta */
+    int64_t row, kv_row, o_row, dkv_row;         /* floats between tokens */
+    int64_t at, o_at;                            /* offsets of the slice's first token in q, in o */
+    int64_t kv_at, dkv_at, stat;                 /* of token 0 in k/v, in dk/dv, in lse and delta */
     float scale, scale2;                         /* 1/sqrt(D), in log2 */
 } head_view;
 
@@ -57,7 +58,7 @@ attention_most(int64_t a, int64_t b)
 }
 
 static head_view
-view_head(const tp_attention *shape, int64_t dkv_stride, int64_t item)
+view_head(const tp_attention *shape, int64_t kv_stride, int64_t dkv_stride, int64_t item)
 {
     int64_t b = item / shape->heads, h = item % shape->heads;
     float scale = 1.0f / sqrtf((float)shape->head_dim);
@@ -67,9 +68,11 @@ view_head(const tp_attention *shape, int64_t dkv_stride, int64_t item)
                        .last = shape->context + shape->slice,
                        .total = shape->total,
                        .row = shape->batch * shape->qkv_stride,
+                       .kv_row = shape->batch * kv_stride,
                        .o_row = shape->batch * shape->o_stride,
                        .dkv_row = shape->batch * dkv_stride,
                        .at = b * shape->qkv_stride + h * shape->head_dim,
+                       .kv_at = b * kv_stride + h * shape->head_dim,
                        .o_at = b * shape->o_stride + h * shape->head_dim,
                        .dkv_at = b * dkv_stride + h * shape->head_dim,
                        .stat = item * shape->total,
@@ -193,7 +196,7 @@ static void
 forward_begin(const attention_job *job, const head_view *head, const forward_space *w, int64_t t, int64_t count)
 {
     int64_t at = t - head->first, depth = head->depth;
-    pack_rows(job->q + head->at + t * head->row, head->row, count, head->head_dim, depth, w->query + at * depth);
+    pack_rows(job->q + head->at + at * head->row, head->row, count, head->head_dim, depth, w->query + at * depth);
     memset(w->out + at * depth, 0, (size_t)(count * depth) * sizeof *w->out);
     memset(w->sum + at * VEC_LANES, 0, (size_t)(count * VEC_LANES) * sizeof *w->sum);
     for (int64_t r = at; r < at + count; r++)
@@ -211,7 +214,7 @@ forward_end(const attention_job *job, const head_view *head, const forward_space
             vec_store(out + d, vec_div(vec_load(out + d), vec_set1(sum)));
         job->lse[head->stat + head->first + r] = w->reference[r] * head->scale + logf(sum);
     }
-    unpack_rows(w->out + at * depth, count, head->head_dim, depth, job->o + head->o_at + t * head->o_row, head->o_row);
+    unpack_rows(w->out + at * depth, count, head->head_dim, depth, job->o + head->o_at + at * head->o_row, head->o_row);
 }
 
 /* What forward_item will need next after the group [t, next) of the tile at `key`. */
@@ -219,16 +222,17 @@ static tile_ahead
 forward_ahead(const attention_job *job, const head_view *head, int64_t t, int64_t next, int64_t key)
 {
     tile_ahead ahead = {.streams = 0};
-    int64_t row = head->row, keys = attention_least(head->last - key - TILE, TILE);
+    int64_t row = head->kv_row, keys = attention_least(head->last - key - TILE, TILE);
     int64_t begin = attention_most(key, head->first), count = next - t;
     if (keys > 0) {
-        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys, t - begin, head->last - begin);
-        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys, t - begin, head->last - begin);
+        ahead_add(&ahead, job->k + head->kv_at + (key + TILE) * row, row, keys, t - begin, head->last - begin);
+        ahead_add(&ahead, job->v + head->kv_at + (key + TILE) * row, row, keys, t - begin, head->last - begin);
     }
     if (key == 0 && next < head->last)
-        ahead_add(&ahead, job->q + head->at + next * row, row, attention_least(head->last - next, TILE), 0, count);
+        ahead_add(&ahead, job->q + head->at + (next - head->first) * head->row, head->row,
+                  attention_least(head->last - next, TILE), 0, count);
     if (next <= key + TILE)
-        ahead_add(&ahead, job->o + head->o_at + t * head->o_row, head->o_row, count, 0, count);
+        ahead_add(&ahead, job->o + head->o_at + (t - head->first) * head->o_row, head->o_row, count, 0, count);
     return ahead;
 }
 
@@ -236,13 +240,13 @@ static void
 forward_item(const attention_job *job, const head_view *head, float *workspace)
 {
     forward_space w = forward_divide(head, workspace);
-    int64_t depth = head->depth, row = head->row;
+    int64_t depth = head->depth, row = head->kv_row;
     /* A few rows would read each value about once: packing would cost more than it saves. */
     int packed = head->last - head->first > 2 * BLOCK_ROWS || depth != head->head_dim;
     for (int64_t key = 0; key < head->last; key += TILE) {
         int64_t keys = attention_least(head->last - key, TILE);
-        const float *value = job->v + head->at + key * row;
-        pack_transposed(job->k + head->at + key * row, row, keys, head->head_dim, w.key_t);
+        const float *value = job->v + head->kv_at + key * row;
+        pack_transposed(job->k + head->kv_at + key * row, row, keys, head->head_dim, w.key_t);
         if (packed)
             pack_rows(value, row, keys, head->head_dim, depth, w.value);
         for (int64_t t = attention_most(key, head->first), next; t < head->last; t = next) { /* earlier rows: not this tile */
@@ -326,15 +330,15 @@ gradient_row(const int masked, int64_t seen, float scale, float scale2, float ls
 static void
 measure_wide_rows(const attention_job *job, const head_view *head, const backward_space *w, int64_t t, int64_t count)
 {
-    int64_t depth = head->depth, dim = head->head_dim, row = head->row, at = (t - head->first) * depth;
+    int64_t depth = head->depth, dim = head->head_dim, row = t - head->first, at = row * depth;
     const float *lse = job->lse_in + head->stat + t;
     tile_product qk = {.a = w->query + at, .a_step = depth, .b = w->key_t, .ldb = TILE, .c = w->p, .ldc = TILE, .columns = TILE,
                        .depth = dim};
-    pack_rows(job->q + head->at + t * row, row, count, dim, depth, w->query + at);
+    pack_rows(job->q + head->at + row * head->row, head->row, count, dim, depth, w->query + at);
     memset(w->dq + at, 0, (size_t)(count * depth) * sizeof *w->dq);
     for (int64_t key = 0; key < t + count; key += TILE) {
         int64_t keys = attention_least(head->last - key, TILE);
-        pack_transposed(job->k + head->at + key * row, row, keys, dim, w->key_t);
+        pack_transposed(job->k + head->kv_at + key * head->kv_row, head->kv_row, keys, dim, w->key_t);
         tile_multiply(count, &qk);
         for (int64_t r = 0; r < count; r++)
             if (is_wide(lse[r]))
@@ -349,9 +353,10 @@ measure_wide_rows(const attention_job *job, const head_view *head, const backwar
 static void
 backward_begin(const attention_job *job, const head_view *head, const backward_space *w, int64_t t, int64_t count)
 {
-    int64_t depth = head->depth, dim = head->head_dim, row = t - head->first, at = row * depth, o_at = head->o_at + t * head->o_row;
-    pack_rows(job->q + head->at + t * head->row, head->row, count, dim, depth, w->query + at);
-    pack_rows(job->d_o_in + head->o_at + row * head->o_row, head->o_row, count, dim, depth, w->d_o + at);
+    int64_t depth = head->depth, dim = head->head_dim, row = t - head->first, at = row * depth;
+    int64_t o_at = head->o_at + row * head->o_row;
+    pack_rows(job->q + head->at + row * head->row, head->row, count, dim, depth, w->query + at);
+    pack_rows(job->d_o_in + o_at, head->o_row, count, dim, depth, w->d_o + at);
     for (int64_t r = 0; r < count; r++) {
         const float *o = job->o_in + o_at + r * head->o_row;
         float *d = w->d_o + at + r * depth;
@@ -436,14 +441,14 @@ backward_ahead(const attention_job *job, const head_view *head, int64_t t, int64
     tile_ahead ahead = {.streams = 0};
     int64_t row = head->row, begin = attention_most(key, head->first), count = next - t;
     int64_t keys = attention_least(head->last - key - TILE, TILE), done = head->last - next, all = head->last - begin;
-    int64_t at = head->at + (key + TILE) * row, dkv_at = head->dkv_at + (key + TILE) * head->dkv_row;
+    int64_t at = head->kv_at + (key + TILE) * head->kv_row, dkv_at = head->dkv_at + (key + TILE) * head->dkv_row;
     const float *wanted[] = {job->k + at, job->v + at, job->dk + dkv_at, job->dv + dkv_at};
     for (int i = 0; i < (head->last < head->total ? 4 : 2) && keys > 0; i++)
-        ahead_add(&ahead, wanted[i], i < 2 ? row : head->dkv_row, keys, done, all);
+        ahead_add(&ahead, wanted[i], i < 2 ? head->kv_row : head->dkv_row, keys, done, all);
     if (key == 0 && t > begin) {
-        int64_t from = attention_most((t - 1) / TILE * TILE, begin), o_at = head->o_at + from * head->o_row;
-        ahead_add(&ahead, job->q + head->at + from * row, row, t - from, 0, count);
-        ahead_add(&ahead, job->d_o_in + o_at - head->first * head->o_row, head->o_row, t - from, 0, count);
+        int64_t from = attention_most((t - 1) / TILE * TILE, begin), o_at = head->o_at + (from - head->first) * head->o_row;
+        ahead_add(&ahead, job->q + head->at + (from - head->first) * row, row, t - from, 0, count);
+        ahead_add(&ahead, job->d_o_in + o_at, head->o_row, t - from, 0, count);
         ahead_add(&ahead, job->o_in + o_at, head->o_row, t - from, 0, count);
     }
     if (next <= key + TILE)
@@ -482,8 +487,8 @@ backward_resume(const attention_job *job, const head_view *head, const backward_
 static void
 backward_keys(const attention_job *job, const head_view *head, const backward_space *w, int64_t key)
 {
-    int64_t depth = head->depth, dim = head->head_dim, row = head->row, keys = attention_least(head->last - key, TILE);
-    int64_t begin = attention_most(key, head->first), at = head->at + key * row, dkv_at = head->dkv_at + key * head->dkv_row;
+    int64_t depth = head->depth, dim = head->head_dim, row = head->kv_row, keys = attention_least(head->last - key, TILE);
+    int64_t begin = attention_most(key, head->first), at = head->kv_at + key * row, dkv_at = head->dkv_at + key * head->dkv_row;
     pack_transposed(job->k + at, row, keys, dim, w->key_t);
     pack_transposed(job->v + at, row, keys, dim, w->value_t);
     pack_rows(job->k + at, row, keys, dim, depth, w->key);
@@ -532,7 +537,7 @@ attention_items(const attention_job *job, int member, int members,
     int64_t first, last;
     tp_team_share(job->shape->batch * job->shape->heads, 1, member, members, &first, &last);
     for (int64_t i = first; i < last; i++) {
-        head_view head = view_head(job->shape, job->dkv_stride, i);
+        head_view head = view_head(job->shape, job->kv_stride, job->dkv_stride, i);
         item(job, &head, job->workspace + (size_t)member * job->member_floats);
     }
 }
@@ -550,21 +555,23 @@ attention_backward_work(void *argument, int member, int members)
 }
 
 static void
-cpu_attention_forward(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v, float *o,
-                      float *lse)
+cpu_attention_forward(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v, int64_t kv_stride,
+                      float *o, float *lse)
 {
-    attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o = o, .lse = lse, .workspace = be->workspace,
+    attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .kv_stride = kv_stride, .o = o, .lse = lse,
+                         .workspace = be->workspace,
                          .member_floats = attention_member_floats(shape->head_dim, shape->slice)};
     tp_team_run(be->team, attention_forward_work, &job);
 }
 
 static void
 cpu_attention_backward(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v,
-                       const float *o, const float *d_o, const float *lse, float *delta, float *dq, float *dk, float *dv,
-                       int64_t dkv_stride)
+                       int64_t kv_stride, const float *o, const float *d_o, const float *lse, float *delta, float *dq, float *dk,
+                       float *dv, int64_t dkv_stride)
 {
-    attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o_in = o, .d_o_in = d_o, .lse_in = lse, .delta = delta,
-                         .dq = dq, .dk = dk, .dv = dv, .dkv_stride = dkv_stride, .workspace = be->workspace,
+    attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .kv_stride = kv_stride, .o_in = o, .d_o_in = d_o,
+                         .lse_in = lse, .delta = delta, .dq = dq, .dk = dk, .dv = dv, .dkv_stride = dkv_stride,
+                         .workspace = be->workspace,
                          .member_floats = attention_member_floats(shape->head_dim, shape->slice)};
     tp_team_run(be->team, attention_backward_work, &job);
 }

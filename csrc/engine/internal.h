@@ -251,13 +251,16 @@ tp_engine_shift_even(tp_engine_sizes *sizes, int64_t limit, const double *until,
 
 /* EVALUE: blocks that cannot remake or swap, or a provider that cannot. ESCHEDULE: R, SO or SI is missing,
  * late or of a stage that has no such block; micro-batches that go forward through each other on a stage where an attention does
- * not keep its own. Partition and slices fit. */
+ * not keep its own, or its keys. Partition and slices fit. */
 TP_MUST_USE tp_status
 tp_engine_check_saving(const tp_engine_config *config);
 /* *one: tp_stage_config.remake_slices of a stage of a config that has passed that check. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_remakes_slices(const tp_engine_config *config, int stage, int *one);
-/* The same of tp_stage_config.slice_gradients: where FFNs alone are remade or swapped, on this stage or on others. */
+/* The same of tp_stage_config.keep_keys: where R are slice by slice. */
+int
+tp_engine_keeps_keys(const tp_engine_config *config, int stage);
+/* The same of slice_gradients: where blocks are remade or swapped slice by slice, on this stage or on others. */
 int
 tp_engine_slices_gradients(const tp_engine_config *config, int stage);
 

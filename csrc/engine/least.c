@@ -9,15 +9,17 @@
 #define STEPS ((int64_t)1 << 22) /* of the dynamic programmes: some hundredths of a second */
 enum { SHAPES = 6, HALVINGS = 12 };
 
-/* Of some blocks: what they take whatever the slots, and for each of these. base 0: not known yet. */
+/* Of some blocks: what they take whatever the slots, and for each of these; [1]: where attentions that are remade keep their keys, of
+ * which a plan may have what takes less. base 0: not known yet. */
 typedef struct {
-    int64_t base, slot;
+    int64_t base[2], slot[2];
 } least_size;
 
 typedef struct {
     const tp_engine_least_asked *asked;
     int blocks, alike, rows; /* rows: of `known` */
     int slices_gradients;    /* stages might (tp_stage_config) */
+    int keeps_keys;          /* likewise */
     least_size *known;       /* [rows][blocks + 1] */
     tp_slicing open[2];      /* slices as long as sequences, and shorter ones */
     int ways;                /* of open */
@@ -79,18 +81,20 @@ bytes_with(least *x, const tp_stage_config *config)
     return (int64_t)(bytes.memory + tp_align_bytes(shared));
 }
 
-/* Whether FFNs are made again slice by slice, and gradients have room for one, is the program's matter, and what W leaves to the
+/* Whether blocks are made again slice by slice, and gradients have room for one, is the program's matter, and what W leaves to the
  * slice before may make that more. */
 static int64_t
-bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves)
+bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves, int keys)
 {
     const tp_engine_least_asked *a = x->asked;
     int64_t least_bytes = INT64_MAX;
-    for (int remakes = 0; remakes <= (saves != NULL && !remakes_attention(x, from, to)); remakes++)
-        for (int gradients = 0; gradients <= x->slices_gradients; gradients++) {
+    int slice = keys || !remakes_attention(x, from, to);
+    for (int remakes = 0; remakes <= (saves != NULL && slice); remakes++)
+        for (int gradients = 0; gradients <= (x->slices_gradients && slice); gradients++) {
             tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
                                       .activation_slots = slots, .gradient_slots = 1, .saves = saves,
-                                      .replicas = a->replicas * a->copies, .remake_slices = remakes, .slice_gradients = gradients};
+                                      .replicas = a->replicas * a->copies, .keep_keys = keys, .remake_slices = remakes,
+                                      .slice_gradients = gradients};
             int64_t bytes = bytes_with(x, &config);
             least_bytes = bytes < least_bytes ? bytes : least_bytes;
         }
@@ -104,8 +108,8 @@ spared(least *x, int from, int to)
     const uint8_t *saves = x->asked->all_saved;
     if (saves == NULL)
         return 0;
-    int64_t kept = bytes_of(x, 0, 2, from, to, NULL) - bytes_of(x, 0, 1, from, to, NULL);
-    return kept - bytes_of(x, 0, 2, from, to, saves) + bytes_of(x, 0, 1, from, to, saves);
+    int64_t kept = bytes_of(x, 0, 2, from, to, NULL, 0) - bytes_of(x, 0, 1, from, to, NULL, 0);
+    return kept - bytes_of(x, 0, 2, from, to, saves, 0) + bytes_of(x, 0, 1, from, to, saves, 0);
 }
 
 static int
@@ -121,16 +125,17 @@ is_whole(const least *x)
 /* All slots take as much, in every way (tp_lay_slots): so two are asked for, however many there are. What whole sequences may be
  * spared they are in all but one: that of one micro-batch is made again, or brought back, in a place of its own. */
 static void
-know(least *x, least_size *known, int from, int to)
+know(least *x, least_size *known, int from, int to, int keys)
 {
-    int64_t less = spared(x, from, to), one = bytes_of(x, 0, 1, from, to, x->asked->saves), lesser = one;
-    int64_t slot = bytes_of(x, 0, 2, from, to, x->asked->saves) - one;
+    const uint8_t *saves = x->asked->saves;
+    int64_t less = spared(x, from, to), one = bytes_of(x, 0, 1, from, to, saves, keys), lesser = one;
+    int64_t slot = bytes_of(x, 0, 2, from, to, saves, keys) - one;
     for (int way = 1; way < x->ways; way++) {
-        int64_t other = bytes_of(x, way, 1, from, to, x->asked->saves);
+        int64_t other = bytes_of(x, way, 1, from, to, saves, keys);
         lesser = other < lesser ? other : lesser;
     }
-    known->base = lesser - slot + (is_whole(x) ? less : 0);
-    known->slot = slot - less;
+    known->base[keys] = lesser - slot + (is_whole(x) ? less : 0);
+    known->slot[keys] = slot - less;
 }
 
 static int64_t
@@ -138,9 +143,12 @@ size_of(least *x, int stage, int from, int to)
 {
     int shape = !x->alike ? from : (from == 0 ? 0 : 2 + 2 * (from & 1)) + (to == x->blocks);
     least_size *known = &x->known[(size_t)shape * (size_t)(x->blocks + 1) + (size_t)(to - from)];
-    if (known->base == 0)
-        know(x, known, from, to);
-    return known->base + x->asked->slots[stage] * known->slot;
+    for (int keys = 0; keys <= x->keeps_keys; keys++)
+        if (known->base[keys] == 0)
+            know(x, known, from, to, keys);
+    int64_t slots = x->asked->slots[stage], bytes = known->base[0] + slots * known->slot[0];
+    int64_t other = x->keeps_keys ? known->base[1] + slots * known->slot[1] : bytes;
+    return other < bytes ? other : bytes;
 }
 
 /* [stages][blocks + 1]: over partitions of the first blocks into the first stages, the least of their largest, or of their sum, where
@@ -293,8 +301,8 @@ tp_engine_least(const tp_engine_least_asked *asked, int64_t *bytes)
     least x = {.asked = asked, .blocks = tp_model_blocks(&asked->model)};
     size_t stages = (size_t)asked->stages, wide = (size_t)x.blocks + 1;
     x.alike = are_alike(asked, x.blocks);
-    x.slices_gradients = asked->provider->stage->remakes_slices && (asked->saves != NULL || asked->all_saved != NULL) &&
-                         !remakes_attention(&x, 0, x.blocks);
+    x.slices_gradients = asked->provider->stage->remakes_slices && (asked->saves != NULL || asked->all_saved != NULL);
+    x.keeps_keys = asked->provider->stage->keeps_keys && remakes_attention(&x, 0, x.blocks) && !is_whole(&x);
     x.rows = x.alike ? SHAPES : x.blocks;
     *bytes = 0;
     if (stages * wide * wide > (size_t)STEPS)

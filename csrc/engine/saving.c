@@ -7,6 +7,7 @@
 /* What the walk over one stage's instructions has seen of R, or of SI. */
 typedef struct {
     unsigned kinds;   /* of the blocks that save so, a bit each */
+    int at_once;      /* attentions among them need all of a micro-batch before its first backward */
     tp_op op;         /* TP_OP_R or TP_OP_SI */
     int32_t *brought; /* [micros] slices of which it is done */
     uint8_t *done;    /* [units] */
@@ -65,9 +66,34 @@ check_block(const tp_engine_config *config, int block)
 }
 
 static int
-attends(const way *w)
+attends(unsigned kinds)
 {
-    return (w->kinds & 1u << TP_ATTENTION) != 0;
+    return (kinds & 1u << TP_ATTENTION) != 0;
+}
+
+/* Are R of the stage slice by slice? Then R of a slice that is not a micro-batch's first does not follow R of the slice before. */
+static int
+remakes_apart(const tp_program *program, int stage)
+{
+    const tp_instr *last = NULL;
+    int rank = program->rank_of[stage];
+    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
+        const tp_instr *instr = &program->code[i];
+        if (instr->stage != stage || (instr->op != TP_OP_R && instr->op != TP_OP_B && instr->op != TP_OP_I))
+            continue;
+        if (instr->op == TP_OP_R && instr->slice > 0 &&
+            (last == NULL || last->op != TP_OP_R || last->micro != instr->micro || last->slice != instr->slice - 1))
+            return 1;
+        last = instr;
+    }
+    return 0;
+}
+
+int
+tp_engine_keeps_keys(const tp_engine_config *config, int stage)
+{
+    return config->provider->stage->keeps_keys && attends(stage_saves(config, stage, TP_REMAKES)) &&
+           remakes_apart(config->program, stage);
 }
 
 /* Keys and values of the micro-batch that goes forward have one place: it goes to its end before the next begins. So do the halves
@@ -76,7 +102,7 @@ static tp_status
 see_forward(walk *x, const tp_instr *instr)
 {
     int32_t *done = &x->forward[instr->micro];
-    int attending = attends(&x->way[REMAKES]) || attends(&x->way[SWAPS]), ends = (tp_instr_halves(instr) & TP_HALF_SECOND) != 0;
+    int attending = x->way[REMAKES].at_once || x->way[SWAPS].at_once, ends = (tp_instr_halves(instr) & TP_HALF_SECOND) != 0;
     x->crossed |= x->inside > 0;
     if (x->made != NULL)
         return tp_fail(TP_ESCHEDULE, "%dSO%d.%d must come before the next forward of its stage, %dF%d.%d", x->made->stage,
@@ -108,7 +134,7 @@ static tp_status
 see_back(walk *x, way *w, const tp_instr *instr)
 {
     const char *op = tp_op_name((int)w->op);
-    if (attends(w) && instr->slice != w->brought[instr->micro])
+    if (w->at_once && instr->slice != w->brought[instr->micro])
         return tp_fail(TP_ESCHEDULE, "%d%s%d.%d comes where %d%s%d.%d would be right: slices ascend", instr->stage, op,
                        instr->micro, instr->slice, instr->stage, op, instr->micro, w->brought[instr->micro]);
     w->brought[instr->micro]++;
@@ -138,7 +164,7 @@ see_backward(const walk *x, const way *w, const tp_instr *instr)
     const char *op = tp_op_name((int)w->op);
     if (w->kinds == 0)
         return TP_OK;
-    if (attends(w) && w->brought[instr->micro] < x->program->slices[instr->micro])
+    if (w->at_once && w->brought[instr->micro] < x->program->slices[instr->micro])
         return tp_fail(TP_ESCHEDULE, "%d%s%d.%d must come before the first backward of micro-batch %d", instr->stage, op,
                        instr->micro, w->brought[instr->micro], instr->micro);
     if (!w->done[tp_program_unit(x->program, instr)])
@@ -201,6 +227,7 @@ walk_stage(walk *x, const tp_engine_config *config, int stage)
     memset(x->forward, 0, micros * sizeof *x->forward);
     for (int k = 0; k < WAYS; k++) {
         x->way[k].kinds = stage_saves(config, stage, k == REMAKES ? TP_REMAKES : TP_SWAPS);
+        x->way[k].at_once = attends(x->way[k].kinds) && (k == SWAPS || !tp_engine_keeps_keys(config, stage));
         memset(x->way[k].brought, 0, micros * sizeof *x->forward);
         memset(x->way[k].done, 0, (size_t)tp_program_units(program));
     }
@@ -249,9 +276,10 @@ tp_status
 tp_engine_remakes_slices(const tp_engine_config *config, int stage, int *one)
 {
     walk x;
-    unsigned kinds = stage_saves(config, stage, TP_REMAKES) | stage_saves(config, stage, TP_SWAPS);
+    unsigned remade = stage_saves(config, stage, TP_REMAKES), swapped = stage_saves(config, stage, TP_SWAPS);
     *one = 0;
-    if (!config->provider->stage->remakes_slices || kinds != 1u << TP_FFN || sums_at_once(config->slicing))
+    if (!config->provider->stage->remakes_slices || (remade | swapped) == 0 || attends(swapped) ||
+        (attends(remade) && !tp_engine_keeps_keys(config, stage)) || sums_at_once(config->slicing))
         return TP_OK;
     TP_TRY(walk_open(&x, config));
     *one = walk_stage(&x, config, stage) == TP_OK && !x.apart;
@@ -281,16 +309,10 @@ is_serial(const tp_program *program, int stage)
 int
 tp_engine_slices_gradients(const tp_engine_config *config, int stage)
 {
-    int ffns = 0;
-    if (!config->provider->stage->remakes_slices || sums_at_once(config->slicing))
-        return 0;
-    for (int block = 0; config->saves != NULL && block < tp_model_blocks(&config->model); block++) {
-        int attends = tp_model_block_kind(&config->model, block) == TP_ATTENTION;
-        if (config->saves[block] && attends)
-            return 0;
-        ffns += config->saves[block] != TP_KEEPS;
-    }
-    return ffns > 0 && is_serial(config->program, stage);
+    int saves = 0;
+    for (int block = 0; block < tp_model_blocks(&config->model); block++)
+        saves |= block_saves(config, block) != TP_KEEPS;
+    return saves && config->provider->stage->remakes_slices && !sums_at_once(config->slicing) && is_serial(config->program, stage);
 }
 
 tp_status

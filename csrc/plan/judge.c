@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/deadline.h"
+#include "csrc/plan/again.h"
 #include "csrc/plan/judge_core.h"
 
 #define SLIGHT (1.0 - 1e-9) /* less than this much better is rounding */
@@ -222,20 +223,24 @@ tp_judge_compute(tp_judge *judge, const tp_candidate *c, tp_program **program)
     return TP_OK;
 }
 
-/* Add R to the program where blocks are recomputed; replaces *made. */
-static tp_status
-make_again(tp_judge *judge, const tp_candidate *c, const tp_program **compute, tp_program **made)
+static int
+places_weights(int order)
 {
-    const uint8_t *recompute = tp_judge_again(judge, c);
+    return order == TP_ZB_H1 || order == TP_ZB_H2 || order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V;
+}
+
+/* Add R to the program where blocks are recomputed; replaces *made. waits: W will. */
+static tp_status
+make_again(tp_judge *judge, const tp_candidate *c, int waits, const tp_program **compute, tp_program **made)
+{
     int stages = (*compute)->stages, any = 0;
     uint8_t *flags = calloc(2 * (size_t)stages, 1);
     if (flags == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the flags of %d stages", stages);
+    tp_again_ways(&(tp_again_asked){judge->stages, c->boundary, judge->asked.kind, tp_judge_again(judge, c), c->micros, c->batches,
+                                    c->slices, c->lengths, judge->asked.keeps_keys, waits}, flags);
     for (int k = 0; k < stages; k++) {
-        const int32_t *boundary = c->boundary + k % judge->stages; /* the copies of the model are alike */
-        for (int32_t i = boundary[0]; i < boundary[1]; i++)
-            if (recompute[i] && flags[k] != TP_AGAIN_ALL)
-                flags[k] = judge->asked.kind[i] == TP_ATTENTION ? TP_AGAIN_ALL : TP_AGAIN_SLICES;
+        flags[k] = flags[k % judge->stages]; /* the copies of the model are alike */
         any |= flags[k];
     }
     tp_program *again = NULL;
@@ -251,22 +256,16 @@ make_again(tp_judge *judge, const tp_candidate *c, const tp_program **compute, t
     return TP_OK;
 }
 
-static int
-places_weights(int order)
-{
-    return order == TP_ZB_H1 || order == TP_ZB_H2 || order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V;
-}
-
 /* From the schedule alone to what the engine runs. *made: what the caller frees of the schedule. */
 static tp_status
 finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program *compute, tp_program **made,
        const tp_completed *known, tp_judge_timed *out)
 {
+    const int pending = places_weights(c->order) ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending;
     *out = (tp_judge_timed){.seconds = 0.0};
     if (tp_judge_again(judge, c) != NULL)
-        TP_TRY(make_again(judge, c, &compute, made));
-    TP_TRY(tp_program_complete(compute, d, places_weights(c->order) ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending,
-                               judge->asked.tied && judge->stages > 1, known, &out->of));
+        TP_TRY(make_again(judge, c, pending != 0, &compute, made));
+    TP_TRY(tp_program_complete(compute, d, pending, judge->asked.tied && judge->stages > 1, known, &out->of));
     tp_sim_run(out->of.sim, d, &out->seconds);
     tp_status status = tp_deadline_check_told();
     if (status != TP_OK)

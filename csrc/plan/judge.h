@@ -42,6 +42,7 @@ typedef struct {
     int ranks, chunks, blocks, tied;
     const int32_t *kind; /* [blocks] tp_block_kind */
     const uint8_t *recompute; /* [blocks] 1: an attention or FFN that keeps its input alone (R, tp_cost_recompute); NULL: none */
+    int keeps_keys;           /* 1: attentions that are recomputed may keep theirs (tp_stage_config.keep_keys) */
     tp_judge_guest guest;     /* for TP_ORDER_BPIPE */
     void *context;
 } tp_judge_request;

@@ -68,6 +68,7 @@ memory_open(tp_py_state *state, PyObject *tuple, holder *h)
         return tp_py_invalid_value("the model has %d blocks, kinds are of %d", tp_model_blocks(&h->config.model),
                                    h->request.blocks), -1;
     h->provider = Py_NewRef(provider);
+    h->request.keeps_keys = h->config.provider->stage->keeps_keys;
     return 0;
 }
 

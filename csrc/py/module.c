@@ -21,7 +21,7 @@ module_exec(PyObject *module)
         tp_py_add_planners,   tp_py_add_comm,    tp_py_add_tcp,  tp_py_add_device_comm,    tp_py_add_mpi, tp_py_add_engine, tp_py_add_memory,
         tp_py_add_kernels,    tp_py_add_shop,
         tp_py_add_cost,       tp_py_add_waits,      tp_py_add_autopipe, tp_py_add_layer_graph, tp_py_add_baselines,
-        tp_py_add_dawnpiper,  tp_py_add_slicing_bound, tp_py_add_partition_bound, tp_py_add_judge,
+        tp_py_add_dawnpiper,  tp_py_add_slicing_bound, tp_py_add_partition_bound, tp_py_add_judge, tp_py_add_again,
         tp_py_add_bmpipe,     tp_py_add_deadline,
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)

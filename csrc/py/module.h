@@ -86,6 +86,8 @@ tp_py_add_cost(PyObject *module, tp_py_state *state);
 int
 tp_py_add_waits(PyObject *module, tp_py_state *state);
 int
+tp_py_add_again(PyObject *module, tp_py_state *state);
+int
 tp_py_add_bmpipe(PyObject *module, tp_py_state *state);
 int
 tp_py_add_layer_graph(PyObject *module, tp_py_state *state);

@@ -139,13 +139,55 @@ tp_program_swaps_beside(const tp_program *program)
     return (tp_sched_ops(program) & TP_SCHED_HAS_BESIDE) != 0;
 }
 
+/* The most micro-batches that the stage holds at once, and whether a W waits there. begun: [micros] scratch. */
+static int
+held_at_once(const tp_program *program, int stage, uint8_t *begun, int *waits)
+{
+    int rank = program->rank_of[stage], held = 0, most = 0;
+    const tp_instr *last = NULL; /* I, whose W is to come next */
+    memset(begun, 0, (size_t)program->micros);
+    *waits = 0;
+    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
+        const tp_instr *instr = &program->code[i];
+        if (instr->stage != stage)
+            continue;
+        if (instr->op == TP_OP_F && !begun[instr->micro]) {
+            begun[instr->micro] = 1;
+            most = ++held > most ? held : most;
+        }
+        *waits |= last != NULL && (instr->op != TP_OP_W || instr->micro != last->micro || instr->slice != last->slice);
+        last = instr->op == TP_OP_I ? instr : NULL;
+        held -= (instr->op == TP_OP_B || instr->op == TP_OP_W) && instr->slice == 0;
+    }
+    return most;
+}
+
 static tp_status
-check(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead)
+choose_ways(const tp_program *program, const uint8_t *again, uint8_t *ways)
+{
+    int most = 1, waits;
+    uint8_t *begun = malloc((size_t)program->micros);
+    if (begun == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d micro-batches", program->micros);
+    for (int q = 0; q < program->micros; q++)
+        most = program->slices[q] > most ? program->slices[q] : most;
+    for (int v = 0; v < program->stages; v++) {
+        ways[v] = again[v];
+        if (again[v] < TP_AGAIN_KEYS)
+            continue;
+        int held = held_at_once(program, v, begun, &waits), keys = again[v] - TP_AGAIN_KEYS;
+        ways[v] = most > 1 && held <= (waits && keys > 1 ? 1 : keys) ? TP_AGAIN_SLICES : TP_AGAIN_ALL;
+    }
+    free(begun);
+    return TP_OK;
+}
+
+static tp_status
+check(const tp_program *program, const uint8_t *swapped, int ahead)
 {
     for (int v = 0; v < program->stages; v++)
-        if (again[v] > TP_AGAIN_SLICES || swapped[v] > TP_AGAIN_SLICES)
-            return tp_fail(TP_EVALUE, "stage %d saves memory in ways %d (recompute) and %d (swap): 0 to %d would be right", v,
-                           again[v], swapped[v], TP_AGAIN_SLICES);
+        if (swapped[v] > TP_AGAIN_SLICES)
+            return tp_fail(TP_EVALUE, "stage %d swaps in way %d: 0 to %d would be right", v, swapped[v], TP_AGAIN_SLICES);
     if (ahead < TP_SWAP_LATE || ahead > TP_SWAP_TWO)
         return tp_fail(TP_EVALUE, "ahead is %d: 0 to %d would be right", ahead, TP_SWAP_TWO);
     return TP_OK;
@@ -156,14 +198,15 @@ tp_program_save_memory(const tp_program *program, const uint8_t *again, const ui
                        tp_program **out)
 {
     tp_program *compute = NULL, *p = NULL;
-    TP_TRY(check(program, again, swapped, ahead));
+    TP_TRY(check(program, swapped, ahead));
     TP_TRY(tp_program_strip(program, &compute));
     tp_status status = tp_program_check(compute);
     if (status == TP_OK && tp_sched_ops(compute) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI)))
         status = tp_fail(TP_ESCHEDULE, "the program saves memory already: one without R, SO and SI would be right");
-    int64_t *counts = calloc((size_t)compute->ranks, sizeof *counts);
-    if (status == TP_OK && counts == NULL)
-        status = tp_fail(TP_EMEMORY, "no memory for %d ranks", compute->ranks);
+    int64_t *counts = calloc((size_t)compute->ranks + (size_t)compute->stages, sizeof *counts);
+    uint8_t *ways = counts == NULL ? NULL : (uint8_t *)(counts + compute->ranks);
+    if (status == TP_OK)
+        status = ways == NULL ? tp_fail(TP_EMEMORY, "no memory for %d ranks", compute->ranks) : choose_ways(compute, again, ways);
     for (int i = 0; status == TP_OK && i < compute->ranks; i++)
         counts[i] = compute->begin[i + 1] - compute->begin[i];
     for (int v = 0; status == TP_OK && v < compute->stages; v++)
@@ -173,7 +216,7 @@ tp_program_save_memory(const tp_program *program, const uint8_t *again, const ui
     if (status == TP_OK)
         status = tp_sched_open_like(compute, counts, &p);
     if (status == TP_OK) {
-        saving x = {.from = compute, .again = again, .swapped = swapped, .ahead = ahead, .beside = beside, .to = p->code};
+        saving x = {.from = compute, .again = ways, .swapped = swapped, .ahead = ahead, .beside = beside, .to = p->code};
         status = save_all(&x);
     }
     if (status == TP_OK)

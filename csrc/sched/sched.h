@@ -332,8 +332,11 @@ tp_program_assign_slots(tp_program *program);
 typedef enum {
     TP_AGAIN_NOT,
     TP_AGAIN_ALL,   /* all R (SI) of a micro-batch, slices ascending, before its first backward: a slice attends to those before it */
-    TP_AGAIN_SLICES /* each before its own backward: nothing attends, and there may be room for one slice alone */
+    TP_AGAIN_SLICES, /* each before its own backward: nothing attends, or keys are kept, and there may be room for one slice alone */
+    TP_AGAIN_KEYS    /* R alone. TP_AGAIN_KEYS + n: TP_AGAIN_SLICES on a stage that holds n micro-batches at most at once, and 1 at most
+                        if its W wait, so that there is no room of one slice alone; else, or where none has several, TP_AGAIN_ALL */
 } tp_again;
+enum { TP_AGAIN_MOST_KEYS = UINT8_MAX - TP_AGAIN_KEYS };
 TP_MUST_USE tp_status
 tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead, int beside,
                        tp_program **out);

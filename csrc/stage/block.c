@@ -53,21 +53,40 @@ project(tp_stage *stage, int block, const tp_slice_at *at, const float *x, int64
     stage->be->ops->linear(stage->be, &op);
 }
 
+/* Keys and values of a micro-batch, from its row 0 on. */
+typedef struct {
+    float *k, *v;
+    int64_t stride;
+} key_rows;
+
+static key_rows
+keys_of(const tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const tp_inner *inner)
+{
+    int64_t width = stage->base.config.model.n_embd;
+    int kept = tp_stage_keeps_keys(&stage->base, self);
+    float *k = kept ? (float *)self->made[at->slot].kv : (float *)inner->qkv + width;
+    return (key_rows){k, k + width, kept ? 2 * width : 3 * width};
+}
+
+/* Into rows of q, k, v and o from `row` on. forward: the keys are new. */
 static void
-attend(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const tp_inner *inner)
+attend(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const tp_inner *inner, int64_t row, int forward)
 {
     const tp_activations *mine = &self->activations[at->slot];
     int64_t width = stage->base.config.model.n_embd;
-    float *qkv = inner->qkv, *o = inner->o;
+    float *qkv = (float *)inner->qkv + row * 3 * width, *o = (float *)inner->o + row * width;
+    key_rows keys = keys_of(stage, self, at, inner);
     normalise(stage, self, mine, at);
-    tp_linear op = product(stage, self->in, stage->scratch, width, qkv + at->first_row * 3 * width, 3 * width, at->rows);
+    tp_linear op = product(stage, self->in, stage->scratch, width, qkv, 3 * width, at->rows);
     op.bias = tp_stage_value(&stage->base, self->in_bias);
     stage->be->ops->linear(stage->be, &op);
+    for (int64_t r = 0; forward && tp_stage_keeps_keys(&stage->base, self) && r < at->rows; r++)
+        memcpy(keys.k + (at->first_row + r) * keys.stride, qkv + r * 3 * width + width, (size_t)(2 * width) * sizeof(float));
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
-        float *of_part = qkv + part[k].row * 3 * width;
-        stage->be->ops->attention_forward(stage->be, &part[k].shape, of_part, of_part + width, of_part + 2 * width,
-                                          o + part[k].row * width, mine->lse + part[k].lse);
+        int64_t of_slice = part[k].row - part[0].row, first = part[k].row * keys.stride;
+        stage->be->ops->attention_forward(stage->be, &part[k].shape, qkv + of_slice * 3 * width, keys.k + first, keys.v + first,
+                                          keys.stride, o + of_slice * width, mine->lse + part[k].lse);
     }
 }
 
@@ -91,10 +110,11 @@ tp_block_recompute(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
     const tp_inner *inner = &self->remade[at->gslot];
+    int64_t row = at->first_row - tp_stage_inner_begin(&stage->base, self, at);
     if (self->kind == TP_ATTENTION)
-        attend(stage, self, at, inner);
+        attend(stage, self, at, inner, row, 0);
     else
-        expand(stage, self, at, inner, at->first_row - tp_stage_inner_begin(&stage->base, self, at));
+        expand(stage, self, at, inner, row);
 }
 
 static void
@@ -104,7 +124,7 @@ layer_forward(tp_stage *stage, int block, const tp_slice_at *at)
     const tp_inner *inner = &self->made[at->slot];
     int64_t width = stage->base.config.model.n_embd, row = at->first_row - tp_stage_made_begin(&stage->base, self, at);
     if (self->kind == TP_ATTENTION) {
-        attend(stage, self, at, inner);
+        attend(stage, self, at, inner, row, 1);
         project(stage, block, at, (float *)inner->o + row * width, width);
     } else {
         expand(stage, self, at, inner, row);
@@ -175,16 +195,18 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     const float *dy = tp_block_d_output(stage, block, at, row);
     float *dqkv = grads->dqkv + (row - dqkv_begin(stage, grads, at)) * 3 * width;
     float *all_dkv = grads->dkv != NULL ? grads->dkv : grads->dqkv + width;
-    int64_t dkv_stride = grads->dkv != NULL ? 2 * width : 3 * width;
+    int64_t dkv_stride = grads->dkv != NULL ? 2 * width : 3 * width, inner_row = row - tp_stage_inner_begin(&stage->base, self, at);
+    const float *q = (float *)inner->qkv + inner_row * 3 * width, *o = (float *)inner->o + inner_row * width;
+    key_rows keys = keys_of(stage, self, at, inner);
     tp_linear back = transposed(stage, self->out, dy, width, stage->scratch, width, at->rows); /* d(o) */
     stage->be->ops->linear_t(stage->be, &back);
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
-        int64_t first = part[k].row * width, lse = part[k].lse, of_slice = (part[k].row - part[0].row) * width;
-        float *qkv = (float *)inner->qkv + 3 * first, *dkv = all_dkv + part[k].row * dkv_stride;
-        stage->be->ops->attention_backward(stage->be, &part[k].shape, qkv, qkv + width, qkv + 2 * width,
-                                           (const float *)inner->o + first, stage->scratch + of_slice, all_lse + lse,
-                                           grads->delta + lse, dqkv + 3 * of_slice, dkv, dkv + width, dkv_stride);
+        int64_t lse = part[k].lse, of_slice = (part[k].row - part[0].row) * width, first = part[k].row * keys.stride;
+        float *dkv = all_dkv + part[k].row * dkv_stride;
+        stage->be->ops->attention_backward(stage->be, &part[k].shape, q + 3 * of_slice, keys.k + first, keys.v + first, keys.stride,
+                                           o + of_slice, stage->scratch + of_slice, all_lse + lse, grads->delta + lse,
+                                           dqkv + 3 * of_slice, dkv, dkv + width, dkv_stride);
     }
     for (int64_t r = 0; grads->dkv != NULL && r < at->rows; r++)
         memcpy(dqkv + r * 3 * width + width, grads->dkv + (row + r) * 2 * width, (size_t)(2 * width) * sizeof(float));
@@ -320,7 +342,7 @@ stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretc
         embedding_gradient(stage, block, at, part);
     } else if (self->kind == TP_ATTENTION) {
         in_gradient(stage, self, at, part, grads->dqkv, 3 * width, dqkv_begin(stage, grads, at));
-        out_gradient(stage, self, at, part, inner->o, width, 0, dy);
+        out_gradient(stage, self, at, part, inner->o, width, begin, dy);
     } else if (self->kind == TP_FFN) {
         in_gradient(stage, self, at, part, inner->h, 4 * width, begin);
         out_gradient(stage, self, at, part, inner->g, 4 * width, begin, dy);
@@ -342,7 +364,9 @@ put_block_by(const tp_stage *stage, int block, const tp_slice_at *at, int64_t ro
 {
     const tp_stage_block *self = &stage->base.block[block];
     int64_t width = stage->base.config.model.n_embd;
-    if (self->saves && stage->base.config.remake_slices) {
+    if (self->saves && stage->base.config.remake_slices && self->kind == TP_ATTENTION)
+        put_by(stage, at, tp_stage_inner(self, at)->o, width, rows);
+    if (self->saves && stage->base.config.remake_slices && self->kind == TP_FFN) {
         put_by(stage, at, tp_stage_inner(self, at)->h, 4 * width, rows);
         put_by(stage, at, tp_stage_inner(self, at)->g, 4 * width, rows);
     }

@@ -209,6 +209,8 @@ lay_activation_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_lay
         void *input = activations(stage, block, activations_of(stage, i, slot), from);
         if (has_inner(block) && !block->saves)
             block->made[slot] = lay_inner(stage, block->kind, tp_stage_rows(stage), from);
+        if (tp_stage_keeps_keys(stage, block))
+            block->made[slot].kv = tp_lay_elements(from, tp_stage_rows(stage) * 2 * stage->config.model.n_embd);
         if (i == 0)
             stage->end[TP_END_INPUT][slot] = input;
     }
@@ -265,9 +267,9 @@ is_sliced(const tp_slicing *slicing)
 }
 
 /* Where blocks that keep nothing for their backward go forward: one place for all that remake of a kind, but where later slices
- * read the keys and values of earlier ones, of the micro-batch that is going forward, each attention has its own for these. What
- * is swapped leaves after all blocks of the stage: each has its own, where it will be brought back if that cannot meet, or two, so
- * that one may leave beside the work in the other. */
+ * read the keys and values of earlier ones, of the micro-batch that is going forward, each attention that does not keep these has
+ * its own. What is swapped leaves after all blocks of the stage: each has its own, where it will be brought back if that cannot
+ * meet, or two, so that one may leave beside the work in the other. */
 static void
 lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
 {
@@ -276,7 +278,8 @@ lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
     int64_t slice = stage->config.slicing->max_rows;
     for (int i = 0; i < stage->blocks; i++) {
         tp_stage_block *block = &stage->block[i];
-        int64_t rows = one && block->kind == TP_FFN ? slice : tp_stage_rows(stage);
+        int keys = tp_stage_keeps_keys(stage, block);
+        int64_t rows = one && (block->kind == TP_FFN || keys) ? slice : tp_stage_rows(stage);
         if (block->saves == TP_KEEPS)
             continue;
         tp_inner *mine = &room[block->saves == TP_SWAPS ? TP_BLOCK_KINDS : block->kind];
@@ -284,14 +287,17 @@ lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
             *mine = block->remade[0];
         else if (block->saves == TP_SWAPS || !begun[block->kind])
             *mine = lay_inner(stage, block->kind, rows, from);
-        else if (sliced && block->kind == TP_ATTENTION)
+        else if (sliced && block->kind == TP_ATTENTION && !keys)
             mine->qkv = tp_lay_elements(from, tp_stage_rows(stage) * 3 * stage->config.model.n_embd);
         begun[block->kind] |= block->saves == TP_REMAKES;
         tp_inner other = *mine;
         if (block->saves == TP_SWAPS && stage->config.two_places && stage->config.activation_slots > 1)
             other = lay_inner(stage, block->kind, rows, from);
-        for (int slot = 0; slot < stage->config.activation_slots; slot++)
+        for (int slot = 0; slot < stage->config.activation_slots; slot++) {
+            void *kv = block->made[slot].kv;
             block->made[slot] = slot % 2 ? other : *mine;
+            block->made[slot].kv = kv;
+        }
     }
 }
 

@@ -21,6 +21,7 @@ typedef struct tp_gradients tp_gradients;
 typedef struct {
     void *norm;    /* [R, E] the normalised input, where the provider keeps it */
     void *qkv, *o; /* attention: [R, 3E], [R, E] */
+    void *kv;      /* attention, of `made` where tp_stage_keeps_keys: [R, 2E] a copy of keys and values, which lasts with the slot */
     void *h, *g;   /* ffn: [R, 4E] before and after GELU */
 } tp_inner;
 
@@ -52,7 +53,8 @@ typedef struct {
 typedef struct {
     size_t stage, activations, gradients, element;
     int keeps_norm; /* tp_inner.norm */
-    int slice_room; /* 1: `made` of an FFN that does not keep has room for one slice alone, whose rows are always its first ones */
+    int slice_room; /* 1: `made` of an FFN that does not keep, or of what tp_stage_keeps_keys, has room for one slice alone, whose rows are
+                       always its first ones */
 } tp_stage_sizes;
 
 /* Every stage begins with this. */
@@ -241,6 +243,12 @@ typedef struct {
     int whole;               /* several sequences and several slices */
 } tp_slice_at;
 
+/* Does this attention keep keys and values alone, for R of one slice after another? */
+static inline int
+tp_stage_keeps_keys(const tp_stage_base *stage, const tp_stage_block *block)
+{
+    return stage->config.keep_keys && block->kind == TP_ATTENTION && block->saves == TP_REMAKES;
+}
 /* What forward kept, R made again or SI brought back. */
 static inline const tp_inner *
 tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
@@ -265,7 +273,8 @@ tp_stage_inner_begin(const tp_stage_base *stage, const tp_stage_block *block, co
 static inline int64_t
 tp_stage_made_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
-    return block->saves && block->kind == TP_FFN && stage->sizes.slice_room ? at->begin * at->micro->batch : 0;
+    int one = block->saves && (block->kind == TP_FFN || tp_stage_keeps_keys(stage, block)) && stage->sizes.slice_room;
+    return one ? at->begin * at->micro->batch : 0;
 }
 
 /* The first token whose weight gradients W of this slice makes. */

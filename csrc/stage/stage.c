@@ -257,6 +257,7 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .weight_gradient = stage_weight_gradient,
     .recompute = stage_recompute,
     .remakes_slices = 1,
+    .keeps_keys = 1,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
     .guest = tp_stage_guest,

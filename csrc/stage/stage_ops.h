@@ -31,10 +31,12 @@ typedef struct {
     int first_block, last_block;  /* [first, last) */
     int activation_slots, gradient_slots;
     const uint8_t *saves;         /* [blocks of the model] of tp_saves, borrowed; NULL: all keep everything */
+    int keep_keys;                /* 1: R of a slice comes before its own backward, not all R of a micro-batch before its first, so that
+                                     attentions which are remade keep keys and values. Only where the provider keeps_keys */
     int remake_slices;            /* 1: R or SI of a slice comes only when I and W have read what that of the last one brought, so
                                      that the buffers have room for one slice (and the rows that W puts by). Only where the provider
-                                     remakes_slices, no attention is remade or swapped, and no micro-batch has several sequences and
-                                     several slices */
+                                     remakes_slices, no attention is swapped, or remade but with keep_keys, and no micro-batch has
+                                     several sequences and several slices */
     int slice_gradients;          /* 1: the same of I, so that the gradients between two blocks have such room. Only where remake_slices
                                      may be, or the stage keeps everything */
     int one_room;                 /* 1: what forward made is swapped out before anything is swapped in, and what was swapped in has
@@ -175,10 +177,12 @@ typedef struct {
     tp_status (*input_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     tp_status (*weight_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     /* Make again what the blocks that remake did not keep, into the gradient slot; the same bits as in forward. Before
-     * the slice's input_gradient; where an attention is made again, before the first one of the micro-batch, slices ascending.
+     * the slice's input_gradient; where an attention is made again, but with keep_keys, before the first one of the micro-batch,
+     * slices ascending.
      * NULL: this provider keeps everything. */
     tp_status (*recompute)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     int remakes_slices; /* 1: it knows config.remake_slices */
+    int keeps_keys;     /* 1: and config.keep_keys */
     /* What the blocks that swap computed of a slice: out of the device's memory, after its forward and before the next forward of
      * the stage; back in, into the gradient slot, when recompute would be called. NULL: this provider does not. */
     tp_status (*swap_out)(tp_stage *stage, int micro, int slice, int slot);
@@ -224,7 +228,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 13u
+#define TP_PROVIDER_ABI 14u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

@@ -22,6 +22,7 @@ from ..progress import planning
 from ..schedules import CHIMERA
 from .deadline import late, limited, within, without
 from .joint import plan_jointly
+from .judge import Candidate, Judge, pace
 from .partitioners import Found, plan_one
 from .request import BOTH_WAYS, Request, check_request
 from .singles import at_once
@@ -146,10 +147,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
-            their backward; or a bool for each block. Attention's slices of a micro-batch are made again all at once, beside the
-            keys and values of the forward: of one sequence in slices "attention" and "full" need more memory than None, and
-            "ffn", slice by slice, less. What ``memory_bytes`` leaves is spent on speed nevertheless: a weight gradient
-            may wait and keep what was computed again, so that without a limit the plan may need more memory than one that
+            their backward; or a bool for each block. Both are made again slice by slice, for which attention keeps its keys and
+            values; but where a rank holds so many micro-batches that all slices of one at once take less, and on CUDA, attention
+            is made again all at once. What ``memory_bytes`` leaves is spent on speed nevertheless: a weight gradient may wait, if
+            that is faster, and keep what was computed again, so that without a limit the plan may need more memory than one that
             recomputes nothing. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and adapipe do so within the memory;
             auto weighs theirs and, where memory binds, slices with each of the three names (in every schedule, where nothing else
             fits); the others recompute nothing. Where
@@ -240,9 +241,17 @@ def _source(request: Request) -> str:
     return costs.source
 
 
+def _spared(judge: Judge, c: Candidate) -> Candidate:
+    """A plan that recomputes: the same with no W waiting (these keep what was made again), where it is no slower in less memory."""
+    for other in judge.leaner(c) if any(c.savings.recompute) else []:
+        if pace(other) <= pace(c) and max(judge.peak_bytes(other)) < max(judge.peak_bytes(c)):
+            c = other
+    return c
+
+
 def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:
     """The value of what was found."""
-    judge, c, model = found.judge, found.candidate, request.model
+    judge, c, model = found.judge, _spared(found.judge, found.candidate), request.model
     durations, program = judge.full_durations(c), judge.lowered(c)
     program.check()
     line = program.simulate(durations)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from ..links import Links, of_copies, rank_of
 from ..partition import block_counts, updated_params
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
 from .deadline import abandoning, check_time
+from .savings import NOTHING, Savings, saving
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
@@ -35,18 +36,6 @@ ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, LOOPED: 4, "zb-
 _KEPT = 2             # a judge keeps the programs of this many latest candidates
 _UNMADE = 1 << 62     # bytes and ticks of a candidate whose program the time limit left unmade: it fits nowhere
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
-
-
-class Savings(NamedTuple):
-    """What a plan recomputes and swaps to fit its memory. Empty: nothing."""
-
-    recompute: tuple[bool, ...] = ()      #: per block: only its input is kept, its other activations are recomputed (R)
-    swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
-    swap_s: tuple[float, ...] = ()        #: per stage: seconds to swap those of its blocks out, and as many to swap them in
-    ahead: int | None = None              #: how far ahead overlapped swaps begin (Program.save_memory); None: they do not overlap
-
-
-NOTHING = Savings()
 
 
 class Candidate(NamedTuple):
@@ -319,7 +308,8 @@ class Judge:
 
     def _completed(self, order: Program, c: Candidate, timing: dict[str, Any]) -> Program:
         """What the engine would run, from the schedule alone."""
-        compute = saving(order, self.model, c.partition, c.savings)
+        waits = c.schedule in ZERO_BUBBLE or c.pending not in (0, as_built(0))
+        compute = saving(order, self.model, c.partition, c.savings, c.slicing if self.costs.where.keeps_keys else (), waits)
         if c.schedule not in ZERO_BUBBLE:
             compute = compute.split(timing, pending=c.pending if c.pending >= 0 else as_built(c.pending))
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
@@ -515,16 +505,6 @@ def activation_slots(program: Program) -> list[int]:
         code = code[np.isin(code["op"], [schedules.OPS.index(op) for op in ("F", "B", "I", "W")])]
         np.maximum.at(slots, code["stage"], (code["slot"] & 0xFFFF).astype(np.int64) + 1)
     return [int(n) for n in slots]
-
-
-def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings) -> Program:
-    """The program with R, SO and SI: R (or SI) of a slice comes before the slice's backward; but where an attention is recomputed
-    (or swapped) those of all slices come before the micro-batch's first backward. SI as far ahead as ``savings`` say."""
-    def before(flags: Sequence[int]) -> bytes:
-        kinds = [{block.kind for block, flag in zip(model.blocks[a:e], flags[a:e], strict=False) if flag} for a, e in partition]
-        return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds) * program.copies
-
-    return program.save_memory(before(savings.recompute), before(savings.swap), savings.ahead or 0, savings.ahead is not None)
 
 
 def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], where: Backend) -> list[int]:

@@ -16,7 +16,7 @@ from ..config import brief
 from ..cost import filled
 from ..engine import rank_memory
 from ..links import Links, of_copies, timed_apart
-from .judge import Savings, saving
+from .savings import Savings, saving
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -41,12 +41,14 @@ def with_program(plan: Plan, program: Any) -> Plan:
     tied = plan.model.tie_weights and len(plan.stages) > 1
     aheads = (0, 1, 2, 3) if plan.program.swaps_beside else (None,)
     saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead) for ahead in aheads]
-    programs = [saving(compute, plan.model, tuple(plan.stages), each).lower(tied) for each in saves]
+    where = choose(plan.backend, plan.dtype)
+    keys = plan.slicing if where.keeps_keys else ()
+    programs = [saving(compute, plan.model, tuple(plan.stages), each, keys).lower(tied) for each in saves]
     durations = _durations(plan, compute)
     programs.sort(key=lambda program: float(program.makespan(durations)))
     programs[0].check(canonical=True)                          # the others differ only in where their SI stand
     _check_neighbours(programs[0])
-    limit, where = plan.memory_limit_bytes, choose(plan.backend, plan.dtype)
+    limit = plan.memory_limit_bytes
     peaks = [rank_memory(plan.model, plan.stages, plan.slicing, each, backend=where, recompute=plan.recompute, swap=plan.swap,
                          replicas=plan.data_parallel) for each in programs]
     fits = [i for i, peak in enumerate(peaks) if limit is None or max(peak) <= limit]  # further ahead takes more memory

@@ -16,7 +16,8 @@ from ..guests import BPIPE
 from ..links import Links
 from ..partition import check_partition, check_slicing
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG
-from .judge import NOTHING, Cut, Judge, Micro, Replicas, Savings, possible
+from .judge import Cut, Judge, Micro, Replicas, possible
+from .savings import NOTHING, Savings
 from .starts import StageCost
 
 __all__ = ["PLANNERS", "Request", "check_request"]

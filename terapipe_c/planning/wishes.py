@@ -16,7 +16,8 @@ from .. import planners
 from .._core import InfeasibleError
 from ..partition import updated_of_kind
 from .deadline import check_time
-from .judge import NOTHING, Candidate, Judge, Micro, Savings, block_bytes, saved_bytes, updates_of
+from .judge import Candidate, Judge, Micro, block_bytes, saved_bytes, updates_of
+from .savings import NOTHING, Savings
 from .starts import TICKS, kind_seconds
 
 __all__ = ["Task", "ask"]

@@ -216,6 +216,17 @@ shape_of(const problem *p, int64_t first, int64_t last)
                           .total = p->total, .qkv_stride = qkv_stride(p), .o_stride = o_stride(p)};
 }
 
+/* Columns [at, at + columns) of rows [first, last) of q, k and v, in an array of their own. */
+static float *
+apart(const problem *p, const float *from, int64_t first, int64_t last, int64_t at, int64_t columns, int64_t stride)
+{
+    float *to = poisoned((last - first) * stride);
+    for (int64_t r = first; r < last; r++)
+        memcpy(to + (r - first) * stride, from + r * qkv_stride(p) + at, (size_t)columns * sizeof *to);
+    return to;
+}
+
+/* q is in an array of the slice, keys and values in another one, with other strides. */
 static void
 run_forward(tp_backend *be, const problem *p, const setting *s, const float *qkv, answer *out)
 {
@@ -225,12 +236,14 @@ run_forward(tp_backend *be, const problem *p, const setting *s, const float *qkv
         tp_attention shape = shape_of(p, first, s->ends[i]);
         float *o = copy_of(out->o, rows * o_stride(p)), *lse = copy_of(out->lse, rows * p->heads);
         arrive(p, qkv_stride(p), first, s->ends[i], qkv, here);
+        float *q = apart(p, here, first * p->batch, s->ends[i] * p->batch, 0, width, qkv_stride(p));
+        float *kv = apart(p, here, 0, rows, width, 2 * width, 2 * width + 3);
         poison(be->workspace, be->workspace_bytes);
-        be->ops->attention_forward(be, &shape, here, here + width, here + 2 * width, out->o, out->lse);
+        be->ops->attention_forward(be, &shape, q, kv, kv + width, 2 * width + 3, out->o + first * p->batch * o_stride(p), out->lse);
         check_untouched(p, s, "o outside the slice", o_stride(p), 0, width, first, s->ends[i], o, out->o);
         check_untouched(p, s, "behind a row of o", o_stride(p), width, o_stride(p), 0, 0, o, out->o);
         check_untouched_stats(p, s, "lse outside the slice", first, s->ends[i], lse, out->lse);
-        free(o), free(lse);
+        free(o), free(lse), free(q), free(kv);
     }
     free(here);
 }
@@ -251,7 +264,7 @@ take_columns(const problem *p, const setting *s, const float *from, int64_t stri
     free(blank);
 }
 
-/* dk and dv are in an array of their own, d_o and dq in arrays of the slice. */
+/* k and v, and dk and dv, are in arrays of their own, q, d_o and dq in arrays of the slice. */
 static void
 run_backward(tp_backend *be, const problem *p, const setting *s, const float *qkv, const float *d_out, answer *out)
 {
@@ -266,13 +279,15 @@ run_backward(tp_backend *be, const problem *p, const setting *s, const float *qk
         float *d_o = copy_of(d_out + row * o_stride(p), count * o_stride(p)), *dq = poisoned(count * stride);
         float *here = poisoned(rows * stride);
         arrive(p, stride, 0, s->ends[i], qkv, here);
+        float *q = apart(p, here, row, row + count, 0, width, stride);
+        float *kv = apart(p, here, 0, rows, width, 2 * width, 2 * width + 3);
         poison(be->workspace, be->workspace_bytes);
-        be->ops->attention_backward(be, &shape, here, here + width, here + 2 * width, out->o, d_o, out->lse, out->delta, dq, dkv,
-                                    dkv + width, dkv_stride);
+        be->ops->attention_backward(be, &shape, q, kv, kv + width, 2 * width + 3, out->o + row * o_stride(p), d_o, out->lse,
+                                    out->delta, dq, dkv, dkv + width, dkv_stride);
         check_untouched(p, s, "dk, dv of later rows", dkv_stride, 0, 2 * width, 0, s->ends[i], before, dkv);
         check_untouched_stats(p, s, "delta outside the slice", first, s->ends[i], delta, out->delta);
         take_columns(p, s, dq, stride, width, count, out->dqkv + row * stride, 0);
-        free(before), free(delta), free(d_o), free(dq), free(here);
+        free(before), free(delta), free(d_o), free(dq), free(here), free(q), free(kv);
     }
     take_columns(p, s, dkv, dkv_stride, 2 * width, rows, out->dqkv, width);
     free(dkv);

@@ -1,0 +1,45 @@
+"""What a plan does to fit its memory, and the program that does so."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import _core
+from ..config import KINDS, GPTConfig
+from ..cost import Slicing, slicing_arrays
+from ..schedules import Program
+
+__all__ = ["NOTHING", "Savings", "saving"]
+
+
+class Savings(NamedTuple):
+    """What a plan recomputes and swaps to fit its memory. Empty: nothing."""
+
+    recompute: tuple[bool, ...] = ()      #: per block: only its input is kept, its other activations are recomputed (R)
+    swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
+    swap_s: tuple[float, ...] = ()        #: per stage: seconds to swap those of its blocks out, and as many to swap them in
+    ahead: int | None = None              #: how far ahead overlapped swaps begin (Program.save_memory); None: they do not overlap
+
+
+NOTHING = Savings()
+
+
+def saving(program: Program, model: GPTConfig, partition: Sequence[tuple[int, int]], savings: Savings,
+           keys: Slicing = (), waits: bool = False) -> Program:
+    """The program with R, SO and SI: R (or SI) of a slice comes before the slice's backward; but where an attention is recomputed
+    (or swapped) those of all slices come before the micro-batch's first backward. Not so R of one that may keep its keys and values
+    (keys: the slicing, where it may) where this takes less memory (csrc/plan/again.h); waits: W will wait. SI as far ahead as
+    ``savings`` say."""
+    def before(flags: Sequence[int]) -> bytes:
+        kinds = [{block.kind for block, flag in zip(model.blocks[a:e], flags[a:e], strict=False) if flag} for a, e in partition]
+        return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds)
+
+    again = before(savings.recompute)
+    if savings.recompute and keys:
+        boundaries = np.array([0, *(e for _, e in partition)], np.int32)
+        kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
+        again = _core.again_ways(boundaries, kinds, bytes(savings.recompute), *slicing_arrays(keys), True, waits)
+    return program.save_memory(again * program.copies, before(savings.swap) * program.copies, savings.ahead or 0,
+                               savings.ahead is not None)
