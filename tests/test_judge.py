@@ -97,7 +97,8 @@ def completed(judge, c, order, d, savings=None):
     early = c.schedule == LOOPED and len(c.slicing) > 1
     for one in (order, order.reorder(d)) if early else (order,):
         waits = c.schedule in ZERO_BUBBLE or c.pending != 0
-        program = saving(one, judge.model, c.partition, savings, c.slicing, waits) if savings else one
+        keys = () if c.schedule == BPIPE else c.slicing
+        program = saving(one, judge.model, c.partition, savings, keys, waits) if savings else one
         program = program if c.schedule in ZERO_BUBBLE else program.split(d, pending=c.pending)
         programs.append(program.lower(tied=judge.model.tie_weights and judge.ranks * judge.chunks > 1))
     seconds = [program.makespan(d) for program in programs]

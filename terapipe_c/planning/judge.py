@@ -309,7 +309,8 @@ class Judge:
     def _completed(self, order: Program, c: Candidate, timing: dict[str, Any]) -> Program:
         """What the engine would run, from the schedule alone."""
         waits = c.schedule in ZERO_BUBBLE or c.pending not in (0, as_built(0))
-        compute = saving(order, self.model, c.partition, c.savings, c.slicing if self.costs.where.keeps_keys else (), waits)
+        keys = c.slicing if self.costs.where.keeps_keys and c.schedule != BPIPE else ()     # its guests are the larger with them
+        compute = saving(order, self.model, c.partition, c.savings, keys, waits)
         if c.schedule not in ZERO_BUBBLE:
             compute = compute.split(timing, pending=c.pending if c.pending >= 0 else as_built(c.pending))
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
