@@ -164,11 +164,11 @@ def judge_open(
     pack: tuple[Any, ...], messages: tuple[float, float, float, float, float, float, float, float, bool, bool],
     updates: tuple[float, float, float, float], ring: tuple[float, float], ring_of_copies: tuple[float, float],
     params: tuple[float, float, float, float], kinds: _Int, ranks: int, chunks: int, tied: bool,
-    memory: tuple[tuple[int, ...], CapsuleType | None, str | None, int], recompute: bytes | None,
+    memory: tuple[tuple[int, ...], CapsuleType | None, str | None, int, bool], recompute: bytes | None,
     apart: tuple[float, float, bytes | None], /,
 ) -> CapsuleType: ...
 def judge_run(
-    judge: CapsuleType, candidate: _Candidate, recompute: bytes | None = None, /,
+    judge: CapsuleType, candidate: _Candidate, recompute: bytes | None = None, at_once: bool = False, /,
 ) -> tuple[Program, float, list[int], int]: ...
 def judge_compute(judge: CapsuleType, candidate: _Candidate, /) -> Program: ...
 def again_ways(

@@ -50,15 +50,15 @@ capsule_close(PyObject *capsule)
     holder_close(PyCapsule_GetPointer(capsule, CAPSULE));
 }
 
-/* (model, provider or None, dtype or None, replicas) */
+/* (model, provider or None, dtype or None, replicas, at_once) */
 static int
 memory_open(tp_py_state *state, PyObject *tuple, holder *h)
 {
     PyObject *model, *provider;
     const char *dtype;
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
-        return tp_py_invalid_type("memory: a tuple of four would be right"), -1;
-    if (!PyArg_ParseTuple(tuple, "OOzi", &model, &provider, &dtype, &h->config.replicas))
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 5)
+        return tp_py_invalid_type("memory: a tuple of five would be right"), -1;
+    if (!PyArg_ParseTuple(tuple, "OOzip", &model, &provider, &dtype, &h->config.replicas, &h->request.at_once))
         return -1;
     h->config.device.threads = 1;
     if (tp_py_model(state, model, &h->config.model) < 0 ||
@@ -124,7 +124,7 @@ PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, ring, ring_
                        "read_byte_s, row_bytes, tied_latency_s, tied_row_s, tied_values_s, whole_weights, lent); "
                        "updates: (s, param_s, head_s, copied); ring: (s, param_s) of the replicas' sum, and where each has two copies of the "
                        "model; params of a block of each kind; kinds "
-                       "int32 [blocks]; memory: (model, provider, dtype, replicas); recompute: None or a byte for each block; apart: "
+                       "int32 [blocks]; memory: (model, provider, dtype, replicas, at_once); recompute: None or a byte for each block; apart: "
                        "(latency_s, byte_s) of messages between nodes, and None or a byte for each rank, 1 where the next one is on another.");
 static PyObject *
 judge_open(PyObject *module, PyObject *args)
@@ -296,11 +296,11 @@ program_of(PyObject *module, PyObject *args, int whole)
 {
     PyObject *capsule, *tuple, *again = Py_None, *result = NULL;
     holder *h;
-    if (!PyArg_ParseTuple(args, whole ? "OO|O:judge_run" : "OO:judge_compute", &capsule, &tuple, &again) ||
+    given g = {0};
+    if (!PyArg_ParseTuple(args, whole ? "OO|Op:judge_run" : "OO:judge_compute", &capsule, &tuple, &again, &g.c.at_once) ||
         (h = claim(capsule)) == NULL)
         return NULL;
     tp_py_state *state = tp_py_module_state(module);
-    given g = {0};
     if (candidate_open(h, tuple, &g) == 0 && recompute_open(h, again, &g) == 0) {
         tp_program *program = NULL;
         double seconds = 0.0;
@@ -324,10 +324,10 @@ program_of(PyObject *module, PyObject *args, int whole)
     return result;
 }
 
-PyDoc_STRVAR(run_doc, "judge_run($module, judge, candidate, recompute=None, /)\n--\n\n"
+PyDoc_STRVAR(run_doc, "judge_run($module, judge, candidate, recompute=None, at_once=False, /)\n--\n\n"
                       "(the program that the engine would run, its seconds, bytes of each rank, the judge's work so far). "
                       "candidate: (order, pending, boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays "
-                      "int32. recompute: a byte for each block, instead of what judge_open was given.");
+                      "int32. recompute: a byte for each block, and at_once, instead of what judge_open was given.");
 static PyObject *
 judge_run(PyObject *module, PyObject *args)
 {

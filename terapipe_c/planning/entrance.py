@@ -148,8 +148,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
             their backward; or a bool for each block. Both are made again slice by slice, for which attention keeps its keys and
-            values; but where a rank holds so many micro-batches that all slices of one at once take less, and on CUDA, attention
-            is made again all at once. What ``memory_bytes`` leaves is spent on speed nevertheless: a weight gradient may wait, if
+            values; but attention all slices of a micro-batch at once where a rank holds so many of these that it takes less, where
+            it is faster and fits, and on CUDA. What ``memory_bytes`` leaves is spent on speed nevertheless: weight gradients wait, if
             that is faster, and keep what was computed again, so that without a limit the plan may need more memory than one that
             recomputes nothing. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and adapipe do so within the memory;
             auto weighs theirs and, where memory binds, slices with each of the three names (in every schedule, where nothing else
@@ -242,11 +242,17 @@ def _source(request: Request) -> str:
 
 
 def _spared(judge: Judge, c: Candidate) -> Candidate:
-    """A plan that recomputes: the same with no W waiting (these keep what was made again), where it is no slower in less memory."""
-    for other in judge.leaner(c) if any(c.savings.recompute) else []:
-        if pace(other) <= pace(c) and max(judge.peak_bytes(other)) < max(judge.peak_bytes(c)):
-            c = other
-    return c
+    """A plan that recomputes: the same with no W waiting (they keep what was made again), and attention made again in the other
+    way, where that fits and is faster, or as fast in less memory."""
+    def key(c: Candidate) -> tuple[float, int]:
+        return pace(c), max(judge.peak_bytes(c))
+
+    if not any(c.savings.recompute):
+        return c
+    ways = [c, c._replace(savings=c.savings._replace(at_once=not c.savings.at_once))] if judge.at_once() else [c]
+    ways = [judge.judge(*way[1:]) for way in ways]
+    ways += [other for way in ways for other in judge.leaner(way)]
+    return min((way for way in ways if way == c or judge.fits(way, judge.limit)), key=key)
 
 
 def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:

@@ -159,6 +159,15 @@ class Judge:
         judge.levels, judge.paces = self.levels, self.paces    # no work is counted for these
         return judge
 
+    def at_once(self) -> Judge | None:
+        """A judge whose attentions are made again all slices at once: faster plans in more memory. None: they always are."""
+        again = zip(self.model.blocks, self.savings.recompute, strict=False)
+        if not self.costs.where.keeps_keys or not any(flag and block.kind == "attention" for block, flag in again):
+            return None
+        other = self.afresh()
+        other.savings = self.savings._replace(at_once=True)
+        return other
+
     def knows(self, c: Candidate, other: Judge) -> None:
         """Take over seconds and bytes of a candidate from a judge that ``afresh`` made."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
@@ -290,7 +299,7 @@ class Judge:
     def _made_whole(self, c: Candidate) -> tuple[Program, float, list[int]]:
         if not c.savings.swap:                                 # the C judge knows no swaps
             own = None if c.savings == self.savings else saves_bytes(c.savings.recompute) or bytes(self.model.num_blocks)
-            program, seconds, peak, work = _core.judge_run(self._judge, self._given(c), own)
+            program, seconds, peak, work = _core.judge_run(self._judge, self._given(c), own, c.savings.at_once)
             self.work += work - self._counted + (0 if own is None else 28_000)
             self._counted = work
             return program, seconds, peak
@@ -321,7 +330,7 @@ class Judge:
     def _judge(self) -> Any:
         if self._core is None:
             where = self.costs.where.arguments
-            memory = dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count
+            memory = dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count, self.savings.at_once
             self._core = self.costs.judge(self.model, self.ranks, self.chunks, (self._ring(1), self._ring(2)), memory,
                                           saves_bytes(self.savings.recompute), self.links)
         return self._core

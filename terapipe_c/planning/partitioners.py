@@ -128,6 +128,23 @@ def first_look(judge: Judge, request: Request) -> float:
     return min(quick.seconds, uniform(judge, request).seconds)
 
 
+def _search_ways(judge: Judge, request: Request) -> Candidate | None:
+    """``_search_schedules``; where attention is made again, of all slices at once, and slice by slice where the limit binds."""
+    other = judge.at_once()
+    if other is None:
+        return _search_schedules(judge, request)
+    with share(0.5):
+        best = _search_schedules(other, request)
+    if best is None or other.shortest is not None:
+        given = judge.rival_s
+        judge.rival_s = min(given, math.inf if best is None else best.seconds)
+        found = _search_schedules(judge, request)
+        judge.rival_s = given
+        best = min((c for c in (best, found) if c is not None), key=pace, default=None)
+    judge.joins(other)
+    return best
+
+
 def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
     """The fastest plan that fits, over searches of each schedule alone: searched together, one schedule's starts hide another's.
     Where it costs next to nothing they are also searched together, whatever the limit and the grid: that made one small request in
@@ -174,20 +191,20 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
             continue
         even_s = uniform(judge, request).seconds
         compared += [(f"uniform on {counted(judge.ranks, 'rank')}", even_s)] if even_s < math.inf else []
-        choice = _search_schedules(judge, request)
+        choice = _search_ways(judge, request)
         if choice is not None and (best is None or choice.seconds < best.candidate.seconds * SLIGHT):
             best = Found(judge, choice)
     if best is None:
         check_time(any(judge.cut_short for judge in judges))
         refusals = [judge.refuse() for judge in judges if judge.shortest is not None]
         for judge in _left_out(request, judge_of, refusals):
-            _search_schedules(judge, request)
+            _search_ways(judge, request)
             refusals += [judge.refuse()] if judge.shortest is not None else []
         raise lightest(refusals)
     judge, found = best.judge, best.candidate
     for name in () if late() else request.schedules:
         if name != found.schedule:
-            other = judge.judge(name, found.partition, found.slicing, found.pending)
+            other = judge.judge(name, found.partition, found.slicing, found.pending, found.savings)
             compared += [(f"{name} with these slices", other.seconds)] if other.seconds < math.inf else []
     return Found(judge, found, tuple(compared))
 

@@ -21,6 +21,7 @@ class Savings(NamedTuple):
     swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
     swap_s: tuple[float, ...] = ()        #: per stage: seconds to swap those of its blocks out, and as many to swap them in
     ahead: int | None = None              #: how far ahead overlapped swaps begin (Program.save_memory); None: they do not overlap
+    at_once: bool = False                 #: attentions are recomputed all slices at once, even where slice by slice takes less
 
 
 NOTHING = Savings()
@@ -37,7 +38,7 @@ def saving(program: Program, model: GPTConfig, partition: Sequence[tuple[int, in
         return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds)
 
     again = before(savings.recompute)
-    if savings.recompute and keys:
+    if savings.recompute and keys and not savings.at_once:
         boundaries = np.array([0, *(e for _, e in partition)], np.int32)
         kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
         again = _core.again_ways(boundaries, kinds, bytes(savings.recompute), *slicing_arrays(keys), True, waits)
