@@ -309,7 +309,7 @@ def test_torch_csv():
     with pytest.raises(_core.ScheduleError, match="no word for R"):
         Program.parse("0F0.0 0R0.0 0B0.0").to_csv()
     for text, word in (
-        ("0F0,0SEND_F0", "0SEND_F0"),
+        ("0F0,0SEND_F", "0SEND_F"),
         ("0F0,0UNSHARD", "0UNSHARD"),
         ("0F0,(0F1,0B0)OVERLAP_F_B", "OVERLAP"),
     ):

@@ -56,9 +56,18 @@ def test_torch_and_we_mean_the_same_schedules():
 WRONG = [
     ("0F0,0B0\n1F0,1Q0\n", ValueError, "line 2, cell 2, '1Q0'"),
     ("0F0,,,0B0\n,1F0,1X\n", ValueError, "line 2, cell 3, '1X'"),
-    ("0F0,0B0,0REDUCE_GRAD\n", ValueError, "line 1, cell 3, '0REDUCE_GRAD'.*only the compute actions"),
-    ("0F0,0SEND_F0\n1F0,1B0\n", ValueError, "line 1, cell 2, '0SEND_F0'"),
-    ("0F0,0UNSHARD\n", ValueError, "line 1, cell 2"),
+    ("0F0,0B0,0AR0\n", ValueError, "line 1, cell 3, '0AR0': only the actions F, B, I, W, SEND_F"),
+    ("0F0,0SEND_F\n1F0,1B0\n", ValueError, "line 1, cell 2, '0SEND_F': a micro-batch"),
+    ("0F0,0SEND_F0\n1F0,1B0\n", tp.ScheduleError, "line 2: rank 1, position 0, 1F0.0: its RF from rank 0 must come before it"),
+    ("0F0,(0SEND_F0;0B0)OVERLAP_F_B\n", ValueError, "line 1, cell 2, .*only F, B and I are read in pairs"),
+    ("0F0,0UNSHARD\n", ValueError, "line 1, cell 2, '0UNSHARD': its stage computed before it"),
+    ("0UNSHARD,0UNSHARD,0F0\n", ValueError, "line 1, cell 2, '0UNSHARD': its stage has its weights by an UNSHARD already"),
+    ("0F0,0B0,0RESHARD\n", ValueError, "line 1, cell 3, '0RESHARD': its stage has no weights to give back"),
+    ("0UNSHARD,0F0,0RESHARD,0B0\n", ValueError, "line 1, cell 4, '0B0': its stage's weights are given back"),
+    ("0F0,0REDUCE_GRAD,0B0\n", ValueError, "line 1, cell 3, '0B0': its stage's REDUCE_GRAD came before it"),
+    ("0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD\n", ValueError, "line 1, cell 4, '0REDUCE_GRAD': it is done twice"),
+    ("0RESHARD3\n", ValueError, "line 1, cell 1, '0RESHARD3'"),
+    ("0REDUCE_GRAD\n", ValueError, "the text has no instruction"),
     ("0F0,(0F1;0B0)OVERLAP_W\n", ValueError, "line 1, cell 2"),
     ("0F0,(0F1;0B0\n", ValueError, "line 1, cell 2"),
     ("0F0,(0B0)OVERLAP_F_B\n", ValueError, "line 1, cell 2"),
@@ -80,6 +89,39 @@ def test_wrong_files_are_refused_by_line(text, kind, why):
         Program.from_csv(text)
     if kind is tp.ScheduleError:
         assert f"line {error.value.rank + 1}:" in str(error.value)
+
+
+@pytest.mark.parametrize("one", made.TALKING, ids=[f"{name}-{r}x{c}x{m}" for name, r, c, m in made.TALKING])
+def test_files_with_messages_are_their_compute_order(one):
+    """compute_comms: what _PipelineScheduleRuntime dumps unless it is asked for compute_only."""
+    text = made.comms_path_of(*one).read_text()
+    assert "0SEND_F0" in text and "0UNSHARD" in text and "0REDUCE_GRAD" in text
+    program = Program.from_csv(text)
+    assert program == Program.from_csv(made.path_of(*one).read_text())
+    assert set(program.counts) <= {"F", "B", "I", "W"} and program.lower().to_csv() == program.to_csv()
+
+
+TALK = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n"
+SLIPS = [
+    ("0SEND_F1,", "", "line 1: rank 0, position 7, end: stage 0 has 3.0 of its 4 sends and receives"),
+    ("1RECV_F1,", "", "line 2: rank 1, position 4, 1F1.0: its RF from rank 0 must come before it"),
+    ("0RECV_B1,0B1", "0B1,0RECV_B1", "line 1: rank 0, position 6, 0B1.0: its RB from rank 1 must come before it"),
+    ("0F0,0SEND_F0", "0SEND_F0,0F0", "line 1: rank 0, position 0, 0SF0.0@1: its F must come before it"),
+    ("1B0,1SEND_B0", "1SEND_B0,1B0", "line 2: rank 1, position 3, 1SB0.0@0: its B or I must come before it"),
+    ("1RECV_F0", "1RECV_F0,1RECV_F0", "line 2: rank 1, position 1, 1RF0.0@0: it is done twice"),
+    ("0F0,", "0F0,0RECV_F0,", "line 1: rank 0, position 1, 0RF0.0@0: stage 0 has no neighbour on another rank"),
+    ("1F1,", "1F1,1SEND_F1,", "line 2: rank 1, position 6, 1SF1.0@1: stage 1 has no neighbour on another rank"),
+    ("1RECV_F0,1F0,1RECV_F1", "1RECV_F1,1RECV_F0,1F0", "line 2: rank 1, position 0, .*keep their order"),
+    ("1RECV_F1,1B0,1SEND_B0", "1B0,1SEND_B0,1RECV_F1", "line 1: rank 0, position 3, 0SF1.0@1: deadlock with rendezvous sends"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("right, wrong, why", SLIPS)
+def test_messages_that_the_compute_order_does_not_need_or_lacks_are_refused(right, wrong, why):
+    assert Program.from_csv(TALK) == schedules.gpipe(2, 2).parse("0F0.0 0F1.0 0B0.0 0B1.0\n1F0.0 1B0.0 1F1.0 1B1.0\n")
+    assert TALK.count(right) == 1
+    with pytest.raises(tp.ScheduleError, match=why):
+        Program.from_csv(TALK.replace(right, wrong))
 
 
 def test_what_torch_has_no_word_for_is_refused_by_name():
@@ -119,6 +161,8 @@ def test_torch_itself():
     pytest.importorskip("torch")
     for one in (*made.MADE, made.WRONG):
         assert made.text_of(*one) == made.path_of(*one).read_text(), one
+    for one in made.TALKING:
+        assert made.with_messages(*one) == made.comms_path_of(*one).read_text(), one
     count = 0
     for name, chunk_counts in (("GPipe", (1,)), ("Interleaved1F1B", (1, 2, 3)), ("LoopedBFS", (1, 2)),
                                ("InterleavedZeroBubble", (1, 2)), ("ZBVZeroBubble", (2,)), ("DualPipeV", (2,))):  # fmt: skip

@@ -437,8 +437,8 @@ static PyMethodDef methods[] = {
      "but at the end), words "
      "`<stage><OP><micro>.<slice>[half][@peer]`. ValueError names rank and word."},
     {"from_csv", CALL(program_from_csv), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     "from_csv($type, text)\n--\n\nThe program of a compute-only schedule CSV of "
-     "torch.distributed.pipelining."},
+     "from_csv($type, text)\n--\n\nThe program of a schedule CSV of torch.distributed.pipelining: compute_only, or compute_comms, "
+     "whose sends, receives, UNSHARD, RESHARD and REDUCE_GRAD are checked and left out (`lower` adds messages)."},
     {"from_instructions", CALL(program_from_instructions), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "from_instructions($type, ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as "
      "in `instructions`."},

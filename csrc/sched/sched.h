@@ -224,7 +224,9 @@ tp_program_parse(const char *text, size_t length, tp_program **out);
 /* torch.distributed.pipelining's compute-only CSV: one line per rank, actions `<stage><F|B|I|W><micro>` or
  * `(<action>;<action>)OVERLAP_F_B` with commas between; empty cells (idle steps) are skipped. Comms, AR and OPT are left out
  * in writing: torch adds its own. ESCHEDULE where the program has what that format has no word for: more than one slice,
- * halves, R, SO, SI. Reading names line and cell, both from 1; ESCHEDULE naming the line where check refuses. */
+ * halves, R, SO, SI. Its compute_comms CSV is read, too: SEND_F, RECV_F, SEND_B and RECV_B, if there are any, are checked as SF, RF,
+ * SB and RB are, UNSHARD, RESHARD and REDUCE_GRAD to stand around and behind what their stage computes, and none is in the program.
+ * Reading names line and cell, both from 1; ESCHEDULE naming the line where check refuses. */
 TP_MUST_USE tp_status
 tp_program_can_csv(const tp_program *program);
 size_t

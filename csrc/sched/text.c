@@ -9,6 +9,17 @@
 
 #define OVERLAP "OVERLAP_F_B" /* torch's word for a pair */
 
+/* What torch's compute_comms CSV has beside: messages, and what becomes of a stage's weights where FSDP shards them, for which there
+ * is no instruction. */
+enum { UNSHARD = TP_OPS, RESHARD, REDUCE_GRAD };
+static const struct {
+    const char *name;
+    int op;
+} torchs[] = {{"SEND_F", TP_OP_SF},   {"RECV_F", TP_OP_RF},   {"SEND_B", TP_OP_SB},          {"RECV_B", TP_OP_RB},
+              {"UNSHARD", UNSHARD},   {"RESHARD", RESHARD},   {"REDUCE_GRAD", REDUCE_GRAD}};
+/* And what a stage has heard of them. */
+enum { HELD = 1, GIVEN = 2, BARE = 4, REDUCED = 8, STAGES = 65536 };
+
 /* ---- printing ------------------------------------------------------------------------------------------------------------ */
 
 static char *
@@ -154,6 +165,7 @@ typedef struct {
     const char *at, *end;
     int rank, word, cell, csv; /* cell: of a CSV's line, from 1 */
     int half;                  /* of a CSV's overlapping pair: 1 before its first action, 2 before its second */
+    uint8_t *heard;            /* [STAGES] of a CSV */
 } reader;
 
 static tp_status
@@ -196,8 +208,11 @@ get_op(reader *r)
         r->at++;
     size_t length = (size_t)(r->at - name);
     for (int op = 0; op < TP_OPS; op++)
-        if (strlen(tp_op_name(op)) == length && memcmp(tp_op_name(op), name, length) == 0)
+        if ((!r->csv || in_csv(op)) && strlen(tp_op_name(op)) == length && memcmp(tp_op_name(op), name, length) == 0)
             return op;
+    for (size_t k = 0; r->csv && k < sizeof torchs / sizeof *torchs; k++)
+        if (strlen(torchs[k].name) == length && memcmp(torchs[k].name, name, length) == 0)
+            return torchs[k].op;
     return -1;
 }
 
@@ -255,41 +270,84 @@ get_pair_end(reader *r, const char *from, unsigned *flags)
     return TP_OK;
 }
 
+/* A CSV's stage computes between its UNSHARD and its RESHARD, or has neither, and its gradients are reduced behind the last. */
+static tp_status
+hear(reader *r, const char *from, int stage, int op)
+{
+    uint8_t *heard = &r->heard[stage];
+    if (op == UNSHARD) {
+        if (*heard & (HELD | BARE))
+            return bad_word(r, from, *heard & HELD ? "its stage has its weights by an UNSHARD already: RESHARD between the two, or one, "
+                                                     "would be right"
+                                                   : "its stage computed before it: UNSHARD before that would be right");
+        *heard |= HELD;
+    } else if (op == RESHARD) {
+        if (!(*heard & HELD))
+            return bad_word(r, from, "its stage has no weights to give back: UNSHARD before it would be right");
+        *heard = (uint8_t)((*heard & ~HELD) | GIVEN);
+    } else if (op == REDUCE_GRAD) {
+        if (*heard & REDUCED)
+            return bad_word(r, from, "it is done twice");
+        *heard |= REDUCED;
+    } else if (in_csv(op)) {
+        if (!(*heard & HELD) && *heard & GIVEN)
+            return bad_word(r, from, "its stage's weights are given back by RESHARD: UNSHARD before it would be right");
+        if (*heard & REDUCED && op != TP_OP_F)
+            return bad_word(r, from, "its stage's REDUCE_GRAD came before it: behind the stage's last backward would be right");
+        *heard |= *heard & HELD ? 0 : BARE;
+    }
+    return TP_OK;
+}
+
+/* An action; op of *out: TP_OPS or more where it is no instruction. */
+static tp_status
+get_action(reader *r, tp_instr *out)
+{
+    const char *from = r->at;
+    unsigned flags = 0;
+    get_pair_begin(r);
+    int stage = get_number(r, STAGES - 1), op = stage < 0 ? -1 : get_op(r), micro = 0;
+    if (stage < 0)
+        return bad_word(r, from, "a stage from 0 to 65535 first would be right");
+    if (op < 0 || (r->half != 0 && !in_csv(op)))
+        return bad_word(r, from,
+                        r->half != 0 ? "only F, B and I are read in pairs of " OVERLAP
+                                     : "only the actions F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD and REDUCE_GRAD "
+                                       "of torch.distributed.pipelining, and pairs of them in " OVERLAP ", are read");
+    if (op < TP_OPS && (micro = get_number(r, 65535)) < 0)
+        return bad_word(r, from, "a micro-batch from 0 to 65535 behind the operation would be right");
+    TP_TRY(hear(r, from, stage, op));
+    TP_TRY(get_pair_end(r, from, &flags));
+    *out = (tp_instr){.op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro, .peer = -1, .flags = (uint16_t)flags};
+    return r->half == 0 && r->at < r->end && strchr(" \t,\r\n", *r->at) == NULL
+               ? bad_word(r, from, "there is more behind it than belongs to a word")
+               : TP_OK;
+}
+
 static tp_status
 get_word(reader *r, tp_instr *out)
 {
     const char *from = r->at;
-    if (r->csv)
-        get_pair_begin(r);
-    int stage = get_number(r, 65535);
+    int stage = get_number(r, STAGES - 1);
     if (stage < 0)
         return bad_word(r, from, "a stage from 0 to 65535 first would be right");
     int op = get_op(r);
-    if (r->csv && (op < 0 || !in_csv(op)))
-        return bad_word(r, from,
-                        "only the compute actions F, B, I and W of torch.distributed.pipelining, and pairs of them in "
-                        OVERLAP ", are read (its compute_only CSV)");
     if (op < 0)
         return bad_word(r, from, "an operation of F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL U behind the stage would be "
                                  "right");
     int micro = get_number(r, 65535), slice = 0, peer = -1;
-    unsigned flags = 0;
     if (micro < 0)
         return bad_word(r, from, "a micro-batch from 0 to 65535 behind the operation would be right");
-    if (!r->csv) {
-        if (r->at >= r->end || *r->at++ != '.' || (slice = get_number(r, 65535)) < 0)
-            return bad_word(r, from, "`.` and a slice from 0 to 65535 behind the micro-batch would be right");
-        flags = get_half(r, op);
-        flags |= get_overlap(r, op);
-        int marked = r->at < r->end && *r->at == '@';
-        r->at += marked;
-        if (marked != has_peer(op) || (marked && (peer = get_number(r, 32766)) < 0))
-            return bad_word(r, from,
-                            "`@` and a rank behind SF, RF, SB, RB, SE, RE, SL, RL and AR, and behind no other, would be right");
-    }
-    if (r->csv)
-        TP_TRY(get_pair_end(r, from, &flags));
-    if (r->half == 0 && r->at < r->end && strchr(" \t,\r\n", *r->at) == NULL)
+    if (r->at >= r->end || *r->at++ != '.' || (slice = get_number(r, 65535)) < 0)
+        return bad_word(r, from, "`.` and a slice from 0 to 65535 behind the micro-batch would be right");
+    unsigned flags = get_half(r, op);
+    flags |= get_overlap(r, op);
+    int marked = r->at < r->end && *r->at == '@';
+    r->at += marked;
+    if (marked != has_peer(op) || (marked && (peer = get_number(r, 32766)) < 0))
+        return bad_word(r, from,
+                        "`@` and a rank behind SF, RF, SB, RB, SE, RE, SL, RL and AR, and behind no other, would be right");
+    if (r->at < r->end && strchr(" \t,\r\n", *r->at) == NULL)
         return bad_word(r, from, "there is more behind it than belongs to a word");
     *out = (tp_instr){.op = (uint16_t)op,
                       .stage = (uint16_t)stage,
@@ -359,8 +417,9 @@ get_lines(reader *r, pile *p)
         } else {
             tp_instr instr;
             TP_TRY(tp_deadline_check_after(&steps, 32));
-            TP_TRY(get_word(r, &instr));
-            TP_TRY(add_instr(p, instr));
+            TP_TRY(r->csv ? get_action(r, &instr) : get_word(r, &instr));
+            if (instr.op < TP_OPS)
+                TP_TRY(add_instr(p, instr));
             r->word++;
         }
     }
@@ -375,9 +434,9 @@ get_lines(reader *r, pile *p)
 static tp_status
 parse(const char *text, size_t length, int csv, tp_program **out)
 {
-    reader r = {text, text + length, 0, 0, 1, csv, 0};
+    reader r = {text, text + length, 0, 0, 1, csv, 0, csv ? calloc(STAGES, 1) : NULL};
     pile p = {0};
-    tp_status status = get_lines(&r, &p);
+    tp_status status = csv && r.heard == NULL ? tp_fail(TP_EMEMORY, "no memory for %d stages", STAGES) : get_lines(&r, &p);
     if (status == TP_OK && p.length == 0)
         status = tp_fail(TP_EVALUE, "the text has no instruction");
     if (status == TP_OK && p.ranks > 32767)
@@ -386,6 +445,7 @@ parse(const char *text, size_t length, int csv, tp_program **out)
         status = tp_program_from_code((int)p.ranks, p.counts, p.code, 0, out);
     free(p.code);
     free(p.counts);
+    free(r.heard);
     return status;
 }
 
@@ -395,17 +455,37 @@ tp_program_parse(const char *text, size_t length, tp_program **out)
     return parse(text, length, 0, out);
 }
 
+/* Messages of a CSV do not say between which ranks they go, nor which buffers. Are they what the compute order needs? Then `lower`
+ * makes them anew, and the program is the compute order alone. */
+static tp_status
+without_messages(tp_program *program, tp_program **out)
+{
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++) {
+        tp_instr *instr = &program->code[i];
+        int to = instr->stage + (instr->op == TP_OP_SF || instr->op == TP_OP_RB ? 1 : -1);
+        if (tp_sched_is_message(instr->op)) /* beyond the ends check refuses it */
+            instr->peer = (int16_t)program->rank_of[to >= 0 && to < program->stages ? to : instr->stage];
+    }
+    if (tp_sched_is_dense(program))
+        TP_TRY(tp_program_assign_slots(program));
+    TP_TRY(tp_program_check(program));
+    return tp_program_strip(program, out);
+}
+
 tp_status
 tp_program_parse_csv(const char *text, size_t length, tp_program **out)
 {
     tp_program *program = NULL;
     TP_TRY(parse(text, length, 1, &program));
-    tp_status status = tp_program_check(program);
-    if (status == TP_OK) {
+    int talks = (tp_sched_ops(program) & TP_SCHED_MESSAGES) != 0;
+    tp_status status = talks ? without_messages(program, out) : tp_program_check(program);
+    if (status == TP_OK && !talks) {
         *out = program;
         return TP_OK;
     }
     tp_program_close(program);
+    if (status == TP_OK)
+        return TP_OK;
     if (status != TP_ESCHEDULE)
         return status;
     char why[1024]; /* tp_fail writes where tp_error_message reads */
