@@ -117,7 +117,8 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
 
     p = add(
         "simulate",
-        "time a plan, a program or a named schedule without running it",
+        "time a plan, a program or a named schedule without running it; peak_activations, of what has no bytes: how many each rank "
+        "holds at most, of one micro-batch in one stage each",
         "terapipe simulate --schedule seq1f1b --ranks 4 --micro-batches 8 --slices 2 --fwd 1.0 --bwd 2.0",
     )
     p.add_argument("path", nargs="?", help="a plan file, a program's text, or a torch.distributed.pipelining CSV")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -123,14 +124,24 @@ def named(args: argparse.Namespace) -> Any:
     return build(*two, slices=slices)
 
 
+def in_flight(program: Any) -> list[float]:
+    """How many activations each rank holds at most: of one micro-batch in one stage each, a slice being its share of one."""
+    whole = min(math.lcm(*program.slices), 2**36)       # a multiple of all slices, where that leaves sums exact
+    shares = [whole / count for count in program.slices for _ in range(count)]
+    line = program.simulate({"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "R": 1.0}, activation_bytes=[shares] * program.num_stages)
+    return [round(float(held) / whole, 9) for held in line.peak_memory_bytes]
+
+
 def result(line: Any) -> dict[str, Any]:
     """What is printed of it."""
+    bytes_known = line.peak_memory_bytes.any()      # of a program and what was measured they are not: its activations are
     return {
         "makespan_s": line.makespan_s,
         "lower_bound_s": line.lower_bound_s,
         "busy_s": line.busy_s,
         "bubbles": line.bubbles,
-        "peak_memory_bytes": line.peak_memory_bytes if line.peak_memory_bytes.any() else None,  # a program's are not known
+        "peak_memory_bytes": line.peak_memory_bytes if bytes_known else None,
+        **({} if bytes_known or line.program is None else {"peak_activations": in_flight(line.program)}),
     }
 
 

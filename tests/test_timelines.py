@@ -70,3 +70,29 @@ def test_no_row_of_a_sweep_or_a_comparison_has_a_number_that_json_has_not(capsys
     found = tp.compare(model, tp.Cluster(1, link_latency_s=0.0), 2, 8, costs, planners=["uniform"], stages=1)
     (row,) = json.loads(found.to_json(tmp_path / "c.json").read_text(), parse_constant=pytest.fail)["rows"]
     assert row["step_time_s"] > 0 and row["tokens_per_s"] is None
+
+
+@pytest.mark.parametrize("words, held", [
+    ("1f1b --ranks 4", [4, 3, 2, 1]),
+    ("gpipe --ranks 2 --micro-batches 5 --slices 3", [5, 5]),
+    ("seq1f1b --ranks 4 --slices 3", [2, 5 / 3, 4 / 3, 1]),        # ranks - 1 slices more than a micro-batch's
+    ("interleaved --ranks 4", [11, 9, 7, 5]),                      # 2 stages a rank: Megatron's warm-up and one
+    ("zb-h2 --ranks 4", [7, 7, 7, 7]),
+    ("sliced-1f1b --ranks 3", [3, 2, 1]),
+])  # fmt: skip
+def test_of_a_schedule_the_activations_in_flight_are_told(capsys, words, held):
+    assert cli.main(["simulate", "--schedule", *words.split(), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["peak_memory_bytes"] is None and told["peak_activations"] == pytest.approx(held, abs=1e-9)
+
+
+def test_activations_of_a_program_in_ragged_slices_are_told_and_of_a_plan_its_bytes(capsys, tmp_path):
+    slices = [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41]      # their least common multiple is 3e14
+    (tmp_path / "p").write_text(str(tp.schedules.one_f_one_b(3, len(slices), slices).lower()))
+    assert cli.main(["simulate", str(tmp_path / "p"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_activations"] == [3.0, 2.0, 1.0]
+    model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=8, vocab_size=16, block_size=8)
+    tp.plan(model, tp.Cluster(2), batch=2, seq_len=8, planner="uniform", stages=2).save(tmp_path / "plan.json")
+    assert cli.main(["simulate", str(tmp_path / "plan.json"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "peak_activations" not in told and min(told["peak_memory_bytes"]) > 0
