@@ -36,6 +36,18 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"usage: {self.prog} [options]; {self.prog} --help lists them\n{self.prog}: error: {message}\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What a command does not know is told here: the parser above would name its own --help, which lists commands alone."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self.get_default("run") is not None:
+            from difflib import get_close_matches
+
+            slip = unknown[0].partition("=")[0]
+            nearest = get_close_matches(slip, self._option_string_actions, 1)
+            right = f"; for {slip} {nearest[0]} would be right" if nearest else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{right}")
+        return found, unknown
+
 
 class _Once(argparse.Action):
     """An option whose value a positional argument may give, too; both at once are an error."""

@@ -96,3 +96,16 @@ def test_activations_of_a_program_in_ragged_slices_are_told_and_of_a_plan_its_by
     assert cli.main(["simulate", str(tmp_path / "plan.json"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert "peak_activations" not in told and min(told["peak_memory_bytes"]) > 0
+
+
+@pytest.mark.parametrize("words, by, said", [
+    ("simulate --shedule gpipe", "terapipe simulate", "--shedule; for --shedule --schedule would be right"),
+    ("plan --layers=3 --x", "terapipe plan", "--layers=3 --x; for --layers --n-layer would be right"),
+    ("doctor ~~", "terapipe doctor", "~~"),
+    ("--shedule simulate --schedule gpipe", "terapipe", "--shedule"),
+])  # fmt: skip
+def test_a_flag_that_a_command_does_not_have_is_told_by_the_command(capsys, words, by, said):
+    """Its --help lists its flags; that of terapipe, to which argparse hands what is left, lists commands alone."""
+    assert cli.main(words.split()) == 2
+    told = capsys.readouterr().err
+    assert told == f"usage: {by} [options]; {by} --help lists them\n{by}: error: unrecognized arguments: {said}\n"
