@@ -2,7 +2,8 @@
 
 Which kind of file is read is told by its name and its first bytes, in this order:
 
-1. `X.idx`, or `X` / `X.bin` beside an `X.idx` that starts with `MMIDIDX`: a Megatron pair; all documents in file order.
+1. `X.idx`, or `X` / `X.bin` beside an `X.idx` that starts with `MMIDIDX`: a Megatron pair; all documents in file order. Beside one
+   that is empty, zeros or cut off within that word: an error.
 2. `X.bin` whose first int32 is 20240520 (version 1) or 20240801 (version 7): llm.c; a header of 256 int32, then uint16 or
    uint32 tokens.
 3. any other `X.bin`: nanoGPT; raw little-endian uint16.
@@ -461,9 +462,10 @@ def _megatron_index(path: Path) -> Path | None:
     with candidate.open("rb") as file:
         magic = file.read(len(MEGATRON_MAGIC))
     # Of a prefix alone it is the index that says what is wrong; and the .bin of an older one, of int32 as a rule, would be read as
-    # nanoGPT's uint16: tokens, but not these.
+    # nanoGPT's uint16: tokens, but not these. So would that of one which was cut off at once, or is zeros as after a crash.
     known = magic.startswith((MEGATRON_MAGIC, LEGACY_MAGIC))
-    return candidate if known or not path.exists() else None
+    cut = MEGATRON_MAGIC.startswith(magic) or not magic.strip(b"\0")
+    return candidate if known or cut or not path.exists() else None
 
 
 def megatron_pair(path: Path) -> list[Path]:
@@ -484,6 +486,9 @@ def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:
         head = file.read(MEGATRON_HEADER.size)
     if head.startswith(LEGACY_MAGIC):
         raise InvalidValueError(f"{index}: a Megatron index of an older kind (TNTIDX): one that starts with MMIDIDX would be right")
+    if not head.strip(b"\0"):
+        raise InvalidValueError(f"{index} is {'zeros' if head else 'empty'}: damaged; a Megatron index, which starts with MMIDIDX, "
+                                "would be right, or none beside a .bin of nanoGPT")
     if not head.startswith(MEGATRON_MAGIC):
         raise InvalidValueError(f"{index}: not a Megatron index: it must start with MMIDIDX")
     if len(head) < MEGATRON_HEADER.size:

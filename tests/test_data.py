@@ -345,6 +345,18 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
             (tmp_path / "pair.idx").read_bytes()[:-1])
 
 
+@pytest.mark.parametrize("head, said", [(b"", "empty"), (bytes(300), "zeros"), (b"MMID", "not a Megatron index")])
+def test_an_index_that_a_crash_or_a_full_disk_left_is_no_reason_to_read_int32_as_uint16(tmp_path, head, said):
+    write_megatron(tmp_path, [np.arange(100, 600)], code=4, dtype="<i4")
+    assert Dataset(tmp_path / "corpus.bin", 4, 1, val_fraction=0).batch(0).min() >= 100
+    (tmp_path / "corpus.idx").write_bytes(head)
+    for name in ("corpus.bin", "corpus.idx", "corpus"):
+        with pytest.raises(ValueError, match=rf"corpus\.idx.*{said}"):
+            Dataset(tmp_path / name, 4, 1)
+    (tmp_path / "corpus.idx").write_bytes(b"of another tool")
+    assert Dataset(tmp_path / "corpus.bin", 4, 1).batch(0).shape == (1, 5)
+
+
 def test_a_text_is_not_taken_for_its_name():
     with pytest.raises(InvalidValueError, match=r"^data is 'To be, or not.*\.\.\.: .* its bytes, text\.encode\(\),") as refused:
         Dataset("To be, or not to be\n" * 500, 8, 1)
