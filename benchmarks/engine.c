@@ -134,7 +134,7 @@ main(int argc, char **argv)
     must(tp_program_lower(built, 0, &program) == TP_OK, "lowered");
     tp_stage_ops stage = tp_cpu_stage_ops;
     stage.forward = no_forward;
-    stage.input_gradient = stage.weight_gradient = no_gradient;
+    stage.input_gradient = stage.weight_gradient = stage.backward = no_gradient;
     stage.finish = no_finish;
     stage.sumsq = no_sumsq;
     stage.update = no_update;

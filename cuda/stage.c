@@ -237,6 +237,22 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot
     return TP_OK;
 }
 
+static tp_status
+stage_backward(tp_stage *stage, int micro, int slice, int slot, int gslot)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
+    if (!stage->base.config.by_block) {
+        TP_TRY(stage_input_gradient(stage, micro, slice, slot, gslot));
+        return stage_weight_gradient(stage, micro, slice, slot, gslot);
+    }
+    tp_stage_select(&stage->base, micro, 0);
+    for (int block = stage->base.blocks - 1; block >= 0; block--) {
+        TP_TRY(tp_cuda_block_input_gradient(stage, block, &at));
+        TP_TRY(tp_cuda_block_weight_gradient(stage, block, &at));
+    }
+    return TP_OK;
+}
+
 /* Fill all buffers that a step writes before it reads them with copies of the largest weights, as data on which products are tried
  * and timed. Fresh memory is mostly zeros: on these all GELUs agree, and a GPU multiplies zeros faster than data (it draws less
  * power), with some algorithms more than with others. */
@@ -343,6 +359,7 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .forward = stage_forward,
     .input_gradient = stage_input_gradient,
     .weight_gradient = stage_weight_gradient,
+    .backward = stage_backward,
     .recompute = stage_recompute,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,

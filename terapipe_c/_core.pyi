@@ -414,7 +414,7 @@ def guest_bytes(
 def least_memory(
     model: _Dimensions, slicing: _Slicing, unit: int, batch: int, ranks: int, rank_of: Sequence[int], slots: Sequence[int],
     replicas: int, copies: int, saves: bytes | None = None, all_saved: bytes | None = None, partition: Sequence[int] | None = None,
-    provider: object = None, dtype: str | None = None,
+    provider: object = None, dtype: str | None = None, apart: bool = False,
 ) -> int: ...
 def stage_memory(
     model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int,

@@ -296,6 +296,8 @@ run_one(tp_engine *engine, const tp_instr *instr)
     case TP_OP_I:
     case TP_OP_B:
         TP_TRY(take_over(engine, instr));
+        if (instr->op == TP_OP_B && ops->backward != NULL)
+            return ops->backward(stage, micro, instr->slice, slot, gslot);
         TP_TRY(ops->input_gradient(stage, micro, instr->slice, slot, gslot));
         return instr->op == TP_OP_I ? TP_OK : ops->weight_gradient(stage, micro, instr->slice, slot, gslot);
     case TP_OP_R: return ops->recompute(stage, micro, instr->slice, slot, gslot);

@@ -118,6 +118,7 @@ typedef struct {
     int replicas, copies;
     const int32_t *rank_of;      /* [stages] of the first copy */
     const int32_t *slots;        /* [stages] of activations, at least */
+    int apart;                   /* 1: its backwards are I and W, never B */
     const uint8_t *saves;        /* [blocks] of tp_saves; NULL: all keep everything, or may do as they like: */
     const uint8_t *all_saved;    /* [blocks] TP_REMAKES where a block may keep its input alone; NULL: none may */
     const int32_t *partition;    /* [stages + 1] boundaries; NULL: open */

@@ -263,6 +263,9 @@ tp_engine_keeps_keys(const tp_engine_config *config, int stage);
 /* The same of slice_gradients: where blocks are remade or swapped slice by slice, on this stage or on others. */
 int
 tp_engine_slices_gradients(const tp_engine_config *config, int stage);
+/* tp_stage_config.by_block of a stage whose program has these counts. */
+int
+tp_engine_goes_by_block(const tp_engine_config *config, const tp_stage_counts *counts);
 
 /* *one: tp_stage_config.one_room, likewise. */
 TP_MUST_USE tp_status

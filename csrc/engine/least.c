@@ -81,20 +81,30 @@ bytes_with(least *x, const tp_stage_config *config)
     return (int64_t)(bytes.memory + tp_align_bytes(shared));
 }
 
+static int
+has_slices(const tp_slicing *slicing)
+{
+    int sliced = 0;
+    for (int32_t q = 0; q < slicing->micros; q++)
+        sliced |= slicing->micro[q].slices > 1;
+    return sliced;
+}
+
 /* Whether blocks are made again slice by slice, and gradients have room for one, is the program's matter, and what W leaves to the
- * slice before may make that more. */
+ * slice before may make that more. So is whether B are whole, which never makes it more. */
 static int64_t
 bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves, int keys)
 {
     const tp_engine_least_asked *a = x->asked;
     int64_t least_bytes = INT64_MAX;
     int slice = keys || !remakes_attention(x, from, to);
+    int by_block = !a->apart && a->provider->stage->backward != NULL && !has_slices(&x->open[way]);
     for (int remakes = 0; remakes <= (saves != NULL && slice); remakes++)
         for (int gradients = 0; gradients <= (x->slices_gradients && slice); gradients++) {
             tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
                                       .activation_slots = slots, .gradient_slots = 1, .saves = saves,
                                       .replicas = a->replicas * a->copies, .keep_keys = keys, .remake_slices = remakes,
-                                      .slice_gradients = gradients};
+                                      .slice_gradients = gradients, .by_block = by_block};
             int64_t bytes = bytes_with(x, &config);
             least_bytes = bytes < least_bytes ? bytes : least_bytes;
         }
@@ -116,10 +126,7 @@ static int
 is_whole(const least *x)
 {
     const tp_slicing *slicing = x->asked->slicing;
-    int whole = x->asked->unit == 0 && slicing->max_rows == (int64_t)slicing->max_batch * slicing->seq_len;
-    for (int32_t q = 0; q < slicing->micros; q++)
-        whole &= slicing->micro[q].slices == 1;
-    return whole;
+    return x->asked->unit == 0 && slicing->max_rows == (int64_t)slicing->max_batch * slicing->seq_len && !has_slices(slicing);
 }
 
 /* All slots take as much, in every way (tp_lay_slots): so two are asked for, however many there are. What whole sequences may be

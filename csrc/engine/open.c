@@ -25,6 +25,7 @@ tp_engine_stage_config(const tp_engine_config *config, int stage, tp_stage_confi
                              .replicas = tp_engine_members(config),
                              .store = config->store};
     out->keep_keys = tp_engine_keeps_keys(config, stage);
+    out->by_block = tp_engine_goes_by_block(config, &counts);
     out->slice_gradients = tp_engine_slices_gradients(config, stage);
     TP_TRY(tp_engine_remakes_slices(config, stage, &out->remake_slices));
     return tp_engine_has_one_room(config, stage, &out->one_room);

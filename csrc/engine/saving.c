@@ -315,6 +315,15 @@ tp_engine_slices_gradients(const tp_engine_config *config, int stage)
     return saves && config->provider->stage->remakes_slices && !sums_at_once(config->slicing) && is_serial(config->program, stage);
 }
 
+int
+tp_engine_goes_by_block(const tp_engine_config *config, const tp_stage_counts *counts)
+{
+    int by_block = config->provider->stage->backward != NULL && !counts->apart;
+    for (int32_t q = 0; q < config->slicing->micros && by_block; q++)
+        by_block = config->slicing->micro[q].slices == 1;
+    return by_block;
+}
+
 tp_status
 tp_engine_has_one_room(const tp_engine_config *config, int stage, int *one)
 {

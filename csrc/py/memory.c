@@ -358,7 +358,7 @@ static PyObject *
 least_memory(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"model", "slicing", "unit", "batch", "ranks", "rank_of", "slots", "replicas", "copies", "saves", "all_saved",
-                            "partition", "provider", "dtype", NULL};
+                            "partition", "provider", "dtype", "apart", NULL};
     PyObject *model, *slicing, *rank_of, *slots, *saves = Py_None, *all = Py_None, *cut = Py_None, *capsule = Py_None, *result = NULL;
     const char *dtype = NULL;
     int32_t *homes = NULL, *held = NULL, *bounds = NULL;
@@ -367,8 +367,9 @@ least_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     tp_engine_least_asked asked = {.device = {.threads = 1}};
     Py_ssize_t stages;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOiiiOOii|OOOOz", names, &model, &slicing, &asked.unit, &asked.batch, &asked.ranks,
-                                     &rank_of, &slots, &asked.replicas, &asked.copies, &saves, &all, &cut, &capsule, &dtype))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOiiiOOii|OOOOzp", names, &model, &slicing, &asked.unit, &asked.batch, &asked.ranks,
+                                     &rank_of, &slots, &asked.replicas, &asked.copies, &saves, &all, &cut, &capsule, &dtype,
+                                     &asked.apart))
         return NULL;
     if (tp_py_model(state, model, &asked.model) < 0 || tp_py_device(capsule, dtype, &asked.provider, &asked.device) < 0 ||
         tp_py_saves(saves, &asked.model, &ways) < 0 || tp_py_saves(all, &asked.model, &most) < 0 ||
@@ -417,7 +418,7 @@ static PyMethodDef functions[] = {
      "they are within `close` of the limit or 64 bytes; None: none was within any limit that was tried."},
     {"least_memory", (PyCFunction)(void (*)(void))least_memory, METH_VARARGS | METH_KEYWORDS,
      "least_memory($module, /, model, slicing, unit, batch, ranks, rank_of, slots, replicas, copies, saves=None, all_saved=None, "
-     "partition=None, provider=None, dtype=None)\n--\n\n-> bytes that the fullest rank takes at least: tp_engine_least of "
+     "partition=None, provider=None, dtype=None, apart=False)\n--\n\n-> bytes that the fullest rank takes at least: tp_engine_least of "
      "csrc/engine/engine.h, with its arguments."},
     {"stage_memory", stage_memory, METH_VARARGS,
      "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "

@@ -366,9 +366,12 @@ tp_program_gradient_slots(const tp_program *program, int stage);
 /* The most versions of its weights that `stage` has at once: the newest, and those that later backwards will read. 0: no U. */
 int
 tp_program_versions(const tp_program *program, int stage);
-/* These four numbers of every stage at once, counts[stages]. */
+/* Has `stage` an I or a W, apart from each other? */
+int
+tp_program_has_apart(const tp_program *program, int stage);
+/* These five numbers of every stage at once, counts[stages]. */
 typedef struct {
-    int32_t activation_slots, gradient_slots, versions, two_places;
+    int32_t activation_slots, gradient_slots, versions, two_places, apart;
 } tp_stage_counts;
 void
 tp_program_count(const tp_program *program, tp_stage_counts *counts);

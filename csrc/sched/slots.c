@@ -213,6 +213,22 @@ tp_program_versions(const tp_program *program, int stage)
     return most;
 }
 
+static int
+is_apart(const tp_instr *instr)
+{
+    return instr->op == TP_OP_I || instr->op == TP_OP_W;
+}
+
+int
+tp_program_has_apart(const tp_program *program, int stage)
+{
+    int rank = program->rank_of[stage];
+    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++)
+        if (program->code[i].stage == stage && is_apart(&program->code[i]))
+            return 1;
+    return 0;
+}
+
 void
 tp_program_count(const tp_program *program, tp_stage_counts *counts)
 {
@@ -231,6 +247,7 @@ tp_program_count(const tp_program *program, tp_stage_counts *counts)
             c->gradient_slots = gradient > c->gradient_slots ? gradient : c->gradient_slots;
             if (instr->op == TP_OP_SO && c->two_places < 0)
                 c->two_places = (instr->flags & TP_TWO_PLACES) != 0;
+            c->apart |= is_apart(instr);
             updates |= instr->op == TP_OP_U;
         }
     for (int v = 0; v < program->stages; v++) {

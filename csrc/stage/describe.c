@@ -239,17 +239,39 @@ rows_of_slice(const tp_slicing *slicing)
     return slicing->max_rows + most;
 }
 
+/* Room for the gradients of whichever block of the stage takes most. */
+static tp_stage_arena
+lay_block_room(const tp_stage_base *stage, int slot, tp_stage_arena *from, tp_lay_gradients *gradients)
+{
+    size_t most = 0;
+    for (int i = 0; i < stage->blocks; i++) {
+        tp_stage_arena one = {NULL, 0, from->align, from->element};
+        if (stage->block[i].kind != TP_EMBEDDING)
+            gradients(stage, &stage->block[i], NULL, gradients_of(stage, i, slot), &one);
+        most = one.used > most ? one.used : most;
+    }
+    return (tp_stage_arena){tp_lay(from, (int64_t)most, 1), 0, from->align, from->element};
+}
+
 /* What one block's I leaves to the block below is as short-lived as what R brings; what messages bring and take is the whole
- * micro-batch's. */
+ * micro-batch's. By blocks two places take turns: W of a block reads the one when its I has written the other. */
 static void
 lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_stage_arena *ends, tp_lay_gradients *gradients)
 {
+    int by_block = stage->config.by_block;
+    tp_stage_arena room = by_block ? lay_block_room(stage, slot, from, gradients) : *from;
+    void *turn[2] = {NULL, NULL};
     for (int i = 0; i < stage->blocks; i++) {
         tp_stage_block *block = &stage->block[i];
         if (block->kind == TP_EMBEDDING)
             continue;
-        void *d_input = i == 0 ? lay_leaving(stage, ends) : tp_lay_elements(from, stage->slice_rows * stage->config.model.n_embd);
-        gradients(stage, block, d_input, gradients_of(stage, i, slot), from);
+        void *d_input = turn[i % 2];
+        if (i == 0)
+            d_input = lay_leaving(stage, ends);
+        else if (!by_block || i <= 2)
+            d_input = turn[i % 2] = tp_lay_elements(from, stage->slice_rows * stage->config.model.n_embd);
+        room.used = 0;
+        gradients(stage, block, d_input, gradients_of(stage, i, slot), by_block ? &room : from);
         if (has_inner(block) && block->saves)
             block->remade[slot] = lay_inner(stage, block->kind, stage->remade_rows, from);
         if (i == 0)

@@ -241,6 +241,22 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradi
     return tp_deadline_check_told();
 }
 
+static tp_status
+stage_backward(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
+    if (!stage->base.config.by_block) {
+        TP_TRY(stage_input_gradient(stage, micro, slice, slot, gradient_slot));
+        return stage_weight_gradient(stage, micro, slice, slot, gradient_slot);
+    }
+    tp_stage_select(&stage->base, micro, 0);
+    for (int block = stage->base.blocks - 1; block >= 0 && !tp_deadline_told_before(); block--) {
+        tp_block_input_gradient(stage, block, &at);
+        tp_block_weight_gradient(stage, block, &at, weights_end(&at));
+    }
+    return tp_deadline_check_told();
+}
+
 const tp_stage_ops tp_cpu_stage_ops = {
     .bytes = stage_bytes,
     .open = stage_open,
@@ -255,6 +271,7 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .forward = stage_forward,
     .input_gradient = stage_input_gradient,
     .weight_gradient = stage_weight_gradient,
+    .backward = stage_backward,
     .recompute = stage_recompute,
     .remakes_slices = 1,
     .keeps_keys = 1,

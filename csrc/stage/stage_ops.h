@@ -39,6 +39,8 @@ typedef struct {
                                      several sequences and several slices */
     int slice_gradients;          /* 1: the same of I, so that the gradients between two blocks have such room. Only where remake_slices
                                      may be, or the stage keeps everything */
+    int by_block;                 /* 1: every backward is of a whole micro-batch, by `backward` alone, both gradients of a block before
+                                     the next one's: blocks share the room of theirs. Only where the provider has `backward` */
     int one_room;                 /* 1: what forward made is swapped out before anything is swapped in, and what was swapped in has
                                      been read before the next forward (of the whole micro-batch, unless remake_slices): one buffer
                                      serves both */
@@ -176,6 +178,9 @@ typedef struct {
     tp_status (*forward)(tp_stage *stage, int micro, int slice, tp_half half, int slot);
     tp_status (*input_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     tp_status (*weight_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
+    /* B: both, with the same bits in less room where config.by_block. NULL: this provider does one after the other, and does not
+     * know that. */
+    tp_status (*backward)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     /* Make again what the blocks that remake did not keep, into the gradient slot; the same bits as in forward. Before
      * the slice's input_gradient; where an attention is made again, but with keep_keys, before the first one of the micro-batch,
      * slices ascending.

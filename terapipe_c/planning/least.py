@@ -88,5 +88,6 @@ class LeastBytes:
                 dimensions(asked.model), cut(slicing), unit, batch, ranks, rank_of(ranks, len(slots), name in ZIGZAG), slots,
                 asked.replicas, copies, saves=None if free else saves_bytes(asked.recompute),
                 all_saved=saves_bytes(kinds) if free else None,
-                partition=None if asked.partition is None else boundaries(asked.partition), **asked.costs.where.arguments)
+                partition=None if asked.partition is None else boundaries(asked.partition), apart=True,
+                **asked.costs.where.arguments)
         return self._known[key]
