@@ -156,3 +156,35 @@ def test_the_bound_of_all_programs_is_below_whole_backwards_and_near(emulation, 
                              backend=where, recompute=saves)) for whole in (True, False)]
     whole, apart = (_core.least_memory(**given, apart=apart) for apart in (False, True))
     assert whole < apart <= taken[1] and whole <= taken[0] and abs(taken[1] - taken[0] - (apart - whole)) < 256
+
+
+@pytest.mark.parametrize("planner, ranks, schedule", [
+    ("uniform", 1, "1f1b"), ("terapipe", 2, "1f1b"), ("terapipe", 2, "looped-bfs"), ("uniform", 2, "pipedream"),
+    ("terapipe", 4, "bpipe")])
+def test_b_are_whole_in_plans_that_would_not_fit_otherwise(planner, ranks, schedule):
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=61, block_size=128, tie_weights=False)
+    chunks, one = 2 if schedule == "looped-bfs" else 1, {"planner": planner, "stages": ranks, "schedule": schedule}
+
+    def plan(limit):
+        cluster = tp.Cluster(ranks, memory_bytes=limit, peak_flops=1e11)
+        return tp.plan(model, cluster, batch=4, seq_len=128, slicing=[(1, [128])] * 4, chunks=chunks, recompute="full",
+                       costs=tp.CostModel.analytic(model, cluster), executable=None if schedule == "pipedream" else True, **one)
+
+    free = plan(1e12)
+    with pytest.raises(tp.InfeasibleError) as refused:
+        plan(1)
+    least = plan(refused.value.memory_bytes)
+    assert "B" not in free.program.counts and "I" not in least.program.counts
+    assert max(least.peak_memory_bytes) == refused.value.memory_bytes
+    split = least.program.strip().split(pending=0).lower(False)
+    apart = rank_memory(model, least.stages, least.slicing, split, recompute=least.recompute)
+    assert max(apart) > refused.value.memory_bytes
+    assert least.step_time_s >= free.step_time_s and (ranks > 1 or least.step_time_s == free.step_time_s)
+    assert plan(max(free.peak_memory_bytes)).digest == free.digest
+    data, found = np.arange(3000, dtype=np.uint16) % 61, []
+    for each in (free, least):
+        run = tp.launch(each, data, 2, seed=3, progress=False, processes=False, reproducible=schedule != "pipedream")
+        found.append([(record.loss, record.grad_norm) for record in run])
+        assert run.report().peak_memory_bytes == list(each.peak_memory_bytes)
+        assert run.timeline().makespan_s > 0
+    assert found[0] == found[1]

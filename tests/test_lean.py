@@ -10,9 +10,12 @@ import terapipe_c as tp
 from terapipe_c import _core, schedules
 from terapipe_c.engine import cut_least, cut_stages, dimensions, rank_memory
 from terapipe_c.partition import even_partition
+from terapipe_c.planning import judge as judge_module
+from terapipe_c.planning import search as search_module
 from terapipe_c.planning.judge import Judge, Savings
 from terapipe_c.planning.request import AUTO, SAVERS
 from terapipe_c.planning.search import search
+from terapipe_c.planning.whole import WHOLE
 
 CLUSTER = tp.Cluster(num_devices=8, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e10)
 
@@ -314,8 +317,8 @@ def test_terapipe_refuses_nothing_that_another_planner_fits(schedule):
 @pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("gpipe", 1), ("zb-h1", 1), ("bpipe", 1), ("interleaved", 2),
                                               ("hanayo", 2)])
 def test_a_refusal_names_the_least_that_is_enough(schedule, chunks):
-    """Whole sequences on a given number of stages: against every partition of the blocks and up to three W that wait: with one of
-    them less may be enough. Whatever limit was asked for."""
+    """Whole sequences on a given number of stages: against every partition of the blocks and up to three W that wait, with one of
+    which less may be enough, and whole B. Whatever limit was asked for."""
     rng = np.random.default_rng(7)
     for _ in range(6):
         model, stages = instance(rng), int(rng.integers(2, 4))
@@ -327,7 +330,7 @@ def test_a_refusal_names_the_least_that_is_enough(schedule, chunks):
                        stages=stages, slicing=1, schedule=schedule, chunks=chunks)
         judge, slicing = Judge(model, tp.CostModel.analytic(model, CLUSTER), stages, chunks, None), ((1, (model.block_size,)),)
         least = min(max(judge.peak_bytes(judge.judge(schedule, cut, slicing * request["batch"], pending)))
-                    for cut in cuts(model.num_blocks, stages * chunks) for pending in range(4))
+                    for cut in cuts(model.num_blocks, stages * chunks) for pending in (*range(4), WHOLE))
         for limit in (1, least // 2, least - 1):
             with pytest.raises(tp.InfeasibleError, match=f"memory_bytes = {least}, ") as refused:
                 tp.plan(model, CLUSTER, memory_bytes=limit, **request)
@@ -362,7 +365,7 @@ def test_near_the_least_memory_a_plan_that_recomputes_is_about_as_fast_as_any():
     least, again = refused.value.memory_bytes, tuple(block.kind == "attention" for block in model.blocks)
     judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), 5, 1, None, savings=Savings(again))
     every = (judge.judge("1f1b", cut, ((b, (16,)),) * (4 // b), pending) for cut in cuts(10, 5) for b in (1, 2, 4)
-             for pending in (0, 1))
+             for pending in (0, 1, WHOLE))
     fastest = min(c.seconds for c in every if judge.fits(c, least))
     assert tp.plan(model, CLUSTER, memory_bytes=least, **request).step_time_s < 1.02 * fastest
 
@@ -415,15 +418,20 @@ def test_a_refusal_names_the_least_of_what_is_swapped_beside_the_work():
     assert {refused(part * enough - 1) for part in (0.95, 0.98, 0.99, 1.0)} == {enough}
 
 
-def test_no_schedule_of_those_searched_together_hides_another_s_leanest_plans():
-    """Told to recompute they are searched together: 1F1B fits a limit that was refused for the bytes of seq1f1b's slices."""
+@pytest.mark.parametrize("whole", [False, True], ids=["apart", "whole"])
+def test_no_schedule_of_those_searched_together_hides_another_s_leanest_plans(whole, monkeypatch):
+    """Told to recompute they are searched together: 1F1B fits a limit that was refused for the bytes of seq1f1b's slices. Whole
+    sequences fit it, too, with whole B."""
+    for module in () if whole else (judge_module, search_module):
+        monkeypatch.setattr(module, "may_be_whole", lambda schedule, slicing: False)
     model = tp.GPTConfig(n_layer=5, n_head=2, n_embd=32, vocab_size=101, block_size=48)
     cluster = tp.Cluster(num_devices=3, devices_per_node=3, memory_bytes=1947968, link_latency_s=5e-6, link_bandwidth_Bps=1e9,
                          peak_flops=1e12)
     savings = Savings((False, *[True] * 10, False))
     judge = Judge(model, tp.CostModel.analytic(model, cluster), 3, 1, 1947968, savings=savings)
     found = search(judge, AUTO, 5, 45, 5, None, None)
-    assert found is not None and found.schedule == "1f1b" and max(judge.peak_bytes(found)) == 1947072
+    assert found is not None and max(judge.peak_bytes(found)) == (1927104 if whole else 1947072)
+    assert found.pending == WHOLE and found.seconds < 0.00126 if whole else found.schedule == "1f1b" and found.seconds > 0.00179
 
 
 def test_every_schedule_is_told_to_recompute_where_nothing_else_fits():

@@ -223,6 +223,8 @@ def test_the_bytes_that_are_named_are_enough():
     p = plan(**{**GOOD, "batch": 4})
     enough = max(p.peak_memory_bytes)
     assert plan(**{**GOOD, "batch": 4, "memory_bytes": enough}) == p
+    p = plan(**{**GOOD, "batch": 4, "memory_bytes": enough - 1})    # B are whole
+    enough = max(p.peak_memory_bytes)
     with pytest.raises(InfeasibleError, match=f"rank {p.peak_memory_bytes.index(enough)} needs {enough} bytes.*: 1 bytes"):
         plan(**{**GOOD, "batch": 4, "memory_bytes": enough - 1})
 

@@ -263,10 +263,11 @@ static tp_status
 finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program *compute, tp_program **made,
        const tp_completed *known, tp_judge_timed *out)
 {
-    const int pending = places_weights(c->order) ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending;
+    const int whole = c->pending == TP_JUDGE_WHOLE;
+    const int pending = places_weights(c->order) || whole ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending;
     *out = (tp_judge_timed){.seconds = 0.0};
     if (tp_judge_again(judge, c) != NULL)
-        TP_TRY(make_again(judge, c, pending != 0, &compute, made));
+        TP_TRY(make_again(judge, c, pending != 0 && !whole, &compute, made));
     TP_TRY(tp_program_complete(compute, d, pending, judge->asked.tied && judge->stages > 1, known, &out->of));
     tp_sim_run(out->of.sim, d, &out->seconds);
     tp_status status = tp_deadline_check_told();

@@ -50,6 +50,9 @@ typedef struct {
 
 /* The `pending` of a candidate whose looped stages stay as they are built, where `pending` W may wait. */
 #define TP_JUDGE_AS_BUILT(pending) (-1 - (pending))
+/* The same of one whose B stay whole, so that stages go back block by block (tp_stage_config.by_block): none is faster with messages
+ * to send behind I, but micro-batches of one slice need less memory. Looped stages stay as they are built. */
+#define TP_JUDGE_WHOLE INT32_MIN
 
 typedef struct {
     int order;               /* tp_schedule, or TP_ORDER_* (not the builder's TP_ZB_V, which TP_ORDER_ZB_V is) */

@@ -27,6 +27,7 @@ from ..partition import block_counts, updated_params
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
 from .deadline import abandoning, check_time
 from .savings import NOTHING, Savings, saving
+from .whole import WHOLE, may_be_whole
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
@@ -317,10 +318,10 @@ class Judge:
 
     def _completed(self, order: Program, c: Candidate, timing: dict[str, Any]) -> Program:
         """What the engine would run, from the schedule alone."""
-        waits = c.schedule in ZERO_BUBBLE or c.pending not in (0, as_built(0))
+        waits = c.schedule in ZERO_BUBBLE or c.pending not in (0, as_built(0), WHOLE)
         keys = c.slicing if self.costs.where.keeps_keys and c.schedule != BPIPE else ()     # its guests are the larger with them
         compute = saving(order, self.model, c.partition, c.savings, keys, waits)
-        if c.schedule not in ZERO_BUBBLE:
+        if c.schedule not in ZERO_BUBBLE and c.pending != WHOLE:
             compute = compute.split(timing, pending=c.pending if c.pending >= 0 else as_built(c.pending))
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
         self.work += 100 * len(program) + 30_000               # about what splitting and lowering take
@@ -370,21 +371,24 @@ class Judge:
         self._peaks[key] = peak
         return self._seen.setdefault(key, Candidate(seconds, *key))
 
-    def leaner(self, c: Candidate) -> list[Candidate]:
-        """The same plan with no W waiting, which hold memory; and looped stages as they are built: list scheduling may need more.
-        Empty: nothing is left to try."""
-        if c.schedule in ZERO_BUBBLE:
+    def leaner(self, c: Candidate, whole: bool = True) -> list[Candidate]:
+        """The same plan with no W waiting, which hold memory; looped stages as they are built: list scheduling may need more; at
+        last, if ``whole``, with whole B. Empty: nothing is left to try."""
+        if c.schedule in ZERO_BUBBLE or c.pending == WHOLE:
             return []
         ways = [0] if c.pending > 0 else [as_built(0)] if c.pending < as_built(0) else []
         if c.schedule == LOOPED and c.pending >= 0 and len(c.slicing) > 1:
             ways.append(as_built(c.pending))
+        ways += [WHOLE] if whole and not ways and may_be_whole(c.schedule, c.slicing) else []
         return [self.judge(c.schedule, c.partition, c.slicing, pending, c.savings) for pending in ways]
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
               savings: Savings | None = None) -> Candidate:
-        if schedule in (BPIPE, PIPEDREAM):
+        if pending == WHOLE and not may_be_whole(schedule, slicing):
+            pending = as_built(0)
+        if schedule in (BPIPE, PIPEDREAM) and pending != WHOLE:
             pending = 0                                        # a W that waits would hold activations, or an update
-        elif pending < 0 and schedule != LOOPED:
+        elif WHOLE < pending < 0 and schedule != LOOPED:
             pending = as_built(pending)
         key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
         found = self._seen.get(key)

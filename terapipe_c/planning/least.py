@@ -13,6 +13,7 @@ from .deadline import late
 from .judge import Micro
 from .request import BOTH_WAYS, SAVERS, Request
 from .starts import whole_sequences
+from .whole import may_be_whole
 
 __all__ = ["LeastBytes", "least_slots"]
 
@@ -80,14 +81,15 @@ class LeastBytes:
         """Bytes with these micro-batches, or, with a unit, with ``micros`` as large as the one in ``slicing``."""
         free = asked.planner in SAVERS
         slots = least_slots(name, ranks, asked.chunks, micros, not unit and all(len(lengths) == 1 for _, lengths in slicing))
+        apart = asked.planner not in ("terapipe", "uniform") or not may_be_whole(name, ())
         key = (ranks, asked.chunks, asked.replicas, copies, name in ZIGZAG, slots, slicing if unit else len(slicing), unit, free,
-               asked.recompute, asked.partition)
+               asked.recompute, asked.partition, apart)
         if key not in self._known:
             kinds = [block.kind in ("attention", "ffn") for block in asked.model.blocks]
             self._known[key] = _core.least_memory(
                 dimensions(asked.model), cut(slicing), unit, batch, ranks, rank_of(ranks, len(slots), name in ZIGZAG), slots,
                 asked.replicas, copies, saves=None if free else saves_bytes(asked.recompute),
                 all_saved=saves_bytes(kinds) if free else None,
-                partition=None if asked.partition is None else boundaries(asked.partition), apart=True,
+                partition=None if asked.partition is None else boundaries(asked.partition), apart=apart,
                 **asked.costs.where.arguments)
         return self._known[key]

@@ -20,6 +20,7 @@ from ..schedules import LOOPED, SLICED, ZERO_BUBBLE, ZIGZAG
 from .deadline import late, limited, share
 from .judge import SLIGHT, Candidate, Cut, Judge, Micro, as_built, pace, possible
 from .starts import NEAR, block_ticks, by_pairs, ends_apart, estimate, over_ranks, sizes_apart, slicing_seeds, starts_on
+from .whole import WHOLE, may_be_whole
 
 _STARTS = 3           # so many starts of a search descend
 _MORE_STARTS = 12     # or so many, while the descents took less than 1 / _QUICK of the search's work
@@ -96,7 +97,7 @@ class _Hunt:
                 continue
             if self.judge.fits(c, limit):
                 fit.append(c)
-            elif leaner := self.judge.leaner(c):
+            elif leaner := self.judge.leaner(c, whole=False):  # those come where nothing else fits (_lean_within)
                 for other in leaner:
                     heapq.heappush(queue, (pace(other), i, other.pending, other))
             elif len(over) < most and c.slicing not in [d.slicing for d in over]:
@@ -218,7 +219,7 @@ class _Hunt:
                 self._floor = self._least()                    # now and then it is the fastest, too
                 if self.judge.ticks(found) < _SHORTEST:
                     self._floor, self._is_floor_whole = self._lowest(), True
-                found = min((found, *self._floor), key=pace)
+                found = min((found, *(c for c in self._floor if c.pending != WHOLE)), key=pace)
             self._add(found)
             self._seen = [] if found is None or late() else self.judge.front()
         if not self._rungs:
@@ -255,8 +256,8 @@ class _Hunt:
         something is known to fit."""
         if self.judge.in_passing:
             near = limit if self.exact else limit + limit // _NEARLY
-            return any(self._tight(order, near, mends=False) is not None for order in self._leanest(self._orders()))
-        orders = self._leanest(self._orders())
+            return any(self._tight(order, near, mends=False) is not None for order in self._barest())
+        orders = self._barest()
         if self.exact and self.partition is None and enough is not None:
             orders = [order for order in orders if late() or self._fits_less(order, enough)]
         return late() or self._nearly_fits([self._least_of(order) for order in orders], limit)
@@ -356,6 +357,15 @@ class _Hunt:
         """The two of each schedule that hold fewest activations: searched together, one schedule's two must not hide another's."""
         return [order for name in self.names for order in [order for order in orders if order.schedule == name][:2]]
 
+    def _whole(self, orders: list[Candidate]) -> list[Candidate]:
+        """Those of ``_leanest`` that may have whole B, with these."""
+        return [order._replace(pending=WHOLE) for order in self._leanest(orders) if may_be_whole(order.schedule, order.slicing)]
+
+    def _barest(self) -> list[Candidate]:
+        """``_leanest``, with whole B wherever they may be so, as that needs less."""
+        orders = self._orders()
+        return self._whole(orders) + [o for o in self._leanest(orders) if not may_be_whole(o.schedule, o.slicing)]
+
     def _cut(self, order: Candidate, like: Candidate, limit: int) -> Candidate | None:
         """The schedule and slices of ``order`` on a partition that fits the limit if its program is that of ``like``: the most even
         one, or one by pairs where that is faster; on the given partition where there is one."""
@@ -386,6 +396,8 @@ class _Hunt:
         lean = self._leanest(orders)
         first = [c for order in lean for c in (self._tight(way, limit) for way in _ways(order)) if c is not None]
         if not first:
+            first = [c for c in (self._tight(order, limit) for order in self._whole(orders)) if c is not None]
+        if not first:
             return None
         stop = self.judge.work + self.work // 2
         others = [order for order in orders if order not in lean]
@@ -411,18 +423,21 @@ class _Hunt:
                 or judge.judge(order.schedule, least.partition, order.slicing, order.pending))
 
     def _least(self) -> list[Candidate]:
-        """``_least_of`` for the two orders of each schedule that hold fewest activations, however looped stages do them."""
-        return [self._least_of(way) for order in self._leanest(self._orders()) for way in _ways(order)]
+        """``_least_of`` for the two orders of each schedule that hold fewest activations, however looped stages do them; at last of
+        those with whole B."""
+        orders = self._orders()
+        return [self._least_of(way) for order in self._leanest(orders) + self._whole(orders) for way in _ways(order)]
 
     def _lowest(self) -> list[Candidate]:
         """``_least``, and the ends of descents that need no more: of each (stages even only as far as the longest goes), or,
         where stages are not cut exactly, of all. But none that is faster than the ladder's first plan, which more memory gets."""
         least = self._least() if self._floor is None else self._floor
-        enough = min((max(self.judge.peak_bytes(c)) for c in least), default=0)
+        apart = [c for c in least if c.pending != WHOLE]
+        enough = min((max(self.judge.peak_bytes(c)) for c in apart), default=0)
         if self.brief:
             return least
         leans = [self._lean_within(enough)] if not self.exact else [
-            end for c in least for end in self._mend(c, max(self.judge.peak_bytes(c)), 32 * len(least))]
+            end for c in least for end in self._mend(c, max(self.judge.peak_bytes(c)), 32 * len(apart))]
         fastest_s = pace(self._rungs[0]) if self._rungs else 0.0
         return [*least, *(lean for lean in leans if lean is not None and pace(lean) >= fastest_s and lean not in least)]
 
