@@ -18,6 +18,7 @@ from ..guests import BPIPE
 from ..partition import even_partition
 from ..schedules import LOOPED, SLICED, ZERO_BUBBLE, ZIGZAG
 from .deadline import late, limited, share
+from .front import Front, Given
 from .judge import SLIGHT, Candidate, Cut, Judge, Micro, as_built, pace, possible
 from .starts import NEAR, block_ticks, by_pairs, ends_apart, estimate, over_ranks, sizes_apart, slicing_seeds, starts_on
 from .whole import WHOLE, may_be_whole
@@ -40,6 +41,7 @@ _SLICES = 4            # a grid of fewer slices a sequence gets proportionally l
 _FINE, _GAINS = 8, 1.03  # a search that may give up goes on while it has no grid of so many slices a sequence, or might get within
                          # this part of the plan in hand if the next grid gained as much as the latest
 _LONG = 10_000_000     # and while it has taken fewer ticks
+_HOPES = 1.1          # plans beside those that were seen are not faster by more
 _ALMOST = 1.02         # slicings with their ends cut otherwise are worth a descent if at most so many times as slow as without
 _WORK = 36_000_000     # ticks that a descent may take: a fraction of a second
 
@@ -155,11 +157,16 @@ class _Hunt:
                 found = min([found, *(self._waiting(end, limit, stop) for end in ends)], key=pace)
         return min(best, found, key=pace)
 
+    @property
+    def _sizes_open(self) -> bool:
+        """Whole sequences in micro-batches of any sizes?"""
+        return self.names[0] == SLICED and len(self.slicings) > 1
+
     def _apart(self, best: Candidate, limit: int | None, share: int) -> Candidate:
         """``best``, or the end of a descent with its first and last micro-batches of another size than those between, or cut
         otherwise: in a descent sizes stay, and micro-batches that are alike."""
         judge, stop = self.judge, self.judge.work + self.work // share
-        whole = self.names[0] == SLICED and len(self.slicings) > 1      # whole sequences, of any sizes
+        whole = self._sizes_open
         if (self.given["fixed_slicing"] and not whole) or late():
             return best
         ways = (sizes_apart(best.slicing, judge.costs.known_batch) if limit is None else [],
@@ -219,12 +226,25 @@ class _Hunt:
                 self._floor = self._least()                    # now and then it is the fastest, too
                 if self.judge.ticks(found) < _SHORTEST:
                     self._floor, self._is_floor_whole = self._lowest(), True
+                    found = self._explored(min((found, *(c for c in self._floor if c.pending != WHOLE)), key=pace))
                 found = min((found, *(c for c in self._floor if c.pending != WHOLE)), key=pace)
             self._add(found)
             self._seen = [] if found is None or late() else self.judge.front()
         if not self._rungs:
             return None
         return self._rungs[0] if self.judge.fits(self._rungs[0], limit) else self._lower(limit, rival_s)
+
+    def _explored(self, found: Candidate) -> Candidate:
+        """``found``, the fastest plan seen, or a faster one beside what was seen, for which half as much work is spent as for that;
+        but not where ``found`` is far behind the plan in hand, or, one question of many, even the leanest far over the limit. Where
+        nothing better is left beside any of them no ladder is needed."""
+        judge, limit = self.judge, self.judge.limit
+        given = Given(self.given["unit"], self.given["fixed_partition"], self.given["fixed_slicing"],
+                      self.given["fixed_slicing"] and not self._sizes_open)
+        far = limit is not None and min(max(judge.peak_bytes(c)) for c in self._floor or [found]) > limit + limit // _NEARLY
+        if not (far and judge.in_passing) and pace(found) < _HOPES * judge.rival_s and not self.brief and not late():
+            self._ended = Front(judge, self.names, given).explore(judge.work // 2)
+        return min(found, judge.fastest_seen(None) or found, key=pace)
 
     def _lower(self, limit: int | None, rival_s: float) -> Candidate | None:
         nearest = self.judge.shortest
