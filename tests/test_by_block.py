@@ -174,7 +174,7 @@ def test_b_are_whole_in_plans_that_would_not_fit_otherwise(planner, ranks, sched
     with pytest.raises(tp.InfeasibleError) as refused:
         plan(1)
     least = plan(refused.value.memory_bytes)
-    assert "B" not in free.program.counts and "I" not in least.program.counts
+    assert "I" not in least.program.counts and ("B" in free.program.counts) is (ranks == 1)     # as fast, in less memory
     assert max(least.peak_memory_bytes) == refused.value.memory_bytes
     split = least.program.strip().split(pending=0).lower(False)
     apart = rank_memory(model, least.stages, least.slicing, split, recompute=least.recompute)

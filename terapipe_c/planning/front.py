@@ -87,11 +87,12 @@ def _ways(judge: Judge, c: Candidate, names: Sequence[str]) -> Iterator[tuple[st
 
 
 class Front:
-    """Of the plans that a judge has seen those that need less memory than any as fast, and what is beside them."""
+    """Of the plans that a judge has seen those that need less memory than any as fast, and what is beside them. Not of those with
+    whole B, which are for where nothing else fits: they would hide what they are made of."""
 
     def __init__(self, judge: Judge, names: Sequence[str], given: Given) -> None:
         self.judge, self.names, self.given = judge, names, given
-        self._known = judge.front()                            # the fastest first
+        self._known = judge.front(whole=False)                 # the fastest first
         self._done = set[Candidate]()
 
     def _beside(self, c: Candidate) -> Iterator[Candidate]:

@@ -477,10 +477,11 @@ class Judge:
         fit = (c for key, c in self._seen.items() if limit is None or max(self._peaks.get(key, [_UNMADE])) <= limit)
         return min(fit, key=pace, default=None)
 
-    def front(self) -> list[Candidate]:
-        """Of all candidates that were judged here those that need less memory than any as fast, the fastest first."""
+    def front(self, whole: bool = True) -> list[Candidate]:
+        """Of all candidates that were judged here those that need less memory than any as fast, the fastest first; but for those with
+        whole B, unless ``whole``."""
         found, least = list[Candidate](), _UNMADE
-        for c in sorted(self._seen.values(), key=pace):
+        for c in sorted((c for c in self._seen.values() if whole or c.pending != WHOLE), key=pace):
             if (needed := max(self.peak_bytes(c))) < least:
                 found.append(c)
                 least = needed
