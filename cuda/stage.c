@@ -287,6 +287,8 @@ prepare(tp_stage *stage)
             for (int half = TP_FIRST_HALF; half <= TP_SECOND_HALF && status == TP_OK && slicing->micro[q].half > 0; half++)
                 status = stage_forward(stage, q, s, (tp_half)half, 0);
             if (status == TP_OK && stage->base.config.gradient_slots > 0)
+                status = stage_recompute(stage, q, s, 0, 0); /* its rows may lie otherwise than forward's */
+            if (status == TP_OK && stage->base.config.gradient_slots > 0)
                 status = stage_input_gradient(stage, q, s, 0, 0);
             if (status == TP_OK && stage->base.config.gradient_slots > 0)
                 status = stage_weight_gradient(stage, q, s, 0, 0);
@@ -361,6 +363,7 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .weight_gradient = stage_weight_gradient,
     .backward = stage_backward,
     .recompute = stage_recompute,
+    .remakes_slices = 2,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
     .guest = tp_stage_guest,

@@ -4,7 +4,10 @@
  * gradients, moments, statistics and losses fp32. A float32 stage has no copies: products read the masters.
  *
  * Slicing invariance. All that is summed over tokens is summed over whole micro-batches: W does its work at slice 0, over
- * every row of the micro-batch. The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in
+ * every row of the micro-batch. Where the model's FFNs alone are made again or swapped, a micro-batch of one sequence is summed in
+ * groups of TP_CUDA_WEIGHT_ROWS rows, counted from its end, each of which is one product whatever the slices, stages and schedule. So W
+ * of a slice takes the whole groups that begin in it, and slice 0's all that is left: where there is room for one slice alone
+ * (config.slice_gradients), what is below the groups is put by for that. Attention's o, d_o, delta and q, k, v stay whole: I of earlier slices reads them. The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in
  * a tile of TP_CUDA_HEAD_TILE rows, counted from row 0 of the batch, and d(weight) takes whole tiles: in F, where the next rows
  * need the tile; the batch's last in W, so that no stage waits for it. Embedding rows wait for the end of the step. The last
  * stage sees rows ascending in F, every stage micro-batches ascending in W (tp_program_check_canonical).
@@ -39,11 +42,11 @@ struct tp_activations {
 };
 
 struct tp_gradients {
-    void *d_input;    /* [R, E] */
-    void *d_norm;     /* [R, E] gradient of the normalised input, until W */
-    void *dqkv, *d_o; /* attention: [R, 3E], [R, E] */
+    void *d_input;    /* [slice_rows, E]; of the stage's first block, from where it is sent, [R, E] */
+    void *d_norm;     /* [slice_rows, E] gradient of the normalised input, until W */
+    void *dqkv, *d_o; /* attention: [slice_rows, 3E], [R, E] */
     float *delta;     /* attention: [B, H, T] */
-    void *dh;         /* ffn: [R, 4E] */
+    void *dh;         /* ffn: [slice_rows, 4E] */
 };
 
 /* Rows whose gradients are summed together: the batch's, or those of a micro-batch that has its update. */
@@ -68,6 +71,7 @@ struct tp_stage {
     tp_dtype dtype;
     void *memory;               /* the arena */
     size_t zeroed_bytes;        /* of its beginning: parameters, their states, and the tables of them */
+    int64_t group_rows;         /* TP_CUDA_WEIGHT_ROWS, or 0: sums over one sequence are of all its rows, too */
     int64_t tile_rows;
     void *tile_logits, *tile_x; /* head: [tile_rows, V padded], [tile_rows, E] */
     float *loss;                /* head: [batch * T] in row order */
@@ -155,10 +159,10 @@ tp_cuda_head_weight_gradient(tp_stage *stage, const tp_slice_at *at);
 TP_MUST_USE tp_status
 tp_cuda_stage_attention(tp_stage *stage, const tp_stage_part *part, const void *qkv, void *o, float *lse);
 /* The attention of one part's input gradient, our kernel's: of what a step keeps in `grads`, d(q), d(k), d(v). inner, lse and grads
- * from the micro-batch's row 0 on. */
+ * from the micro-batch's row 0 on, but dqkv from its row `begin` on. */
 TP_MUST_USE tp_status
 tp_cuda_stage_attention_backward(tp_stage *stage, const tp_stage_part *part, const tp_inner *inner, const float *lse,
-                                 const tp_gradients *grads);
+                                 const tp_gradients *grads, int64_t begin);
 /* After all plans are made: each is run once beside our kernel, on numbers of its own, in memory that a step writes before it
  * reads it; and our backward with and without what it keeps, which must not show in the bits. */
 TP_MUST_USE tp_status
@@ -222,11 +226,19 @@ tp_cuda_block_output(const tp_stage *stage, int block, int slot)
     return block + 1 < stage->base.blocks ? stage->base.block[block + 1].activations[slot].input
                                           : stage->base.end[TP_END_OUTPUT][slot];
 }
+/* `row` of the micro-batch, of this slice or put by for its W, in the gradient of the block's input, or of its output. */
 static inline void *
-tp_cuda_block_d_output(const tp_stage *stage, int block, int gslot)
+tp_cuda_block_d_input(const tp_stage *stage, int block, const tp_slice_at *at, int64_t row)
 {
-    return block + 1 < stage->base.blocks ? stage->base.block[block + 1].gradients[gslot].d_input
-                                          : stage->base.end[TP_END_OUTPUT_GRADIENT][gslot];
+    int64_t begin = block > 0 ? tp_stage_slice_begin(&stage->base, at) : 0;
+    return tp_cuda_row(stage, stage->base.block[block].gradients[at->gslot].d_input, row - begin, stage->base.config.model.n_embd);
+}
+static inline void *
+tp_cuda_block_d_output(const tp_stage *stage, int block, const tp_slice_at *at, int64_t row)
+{
+    return block + 1 < stage->base.blocks
+               ? tp_cuda_block_d_input(stage, block + 1, at, row)
+               : tp_cuda_row(stage, stage->base.end[TP_END_OUTPUT_GRADIENT][at->gslot], row, stage->base.config.model.n_embd);
 }
 
 #endif

@@ -21,12 +21,13 @@ tp_cuda_stage_attention(tp_stage *stage, const tp_stage_part *part, const void *
 
 tp_status
 tp_cuda_stage_attention_backward(tp_stage *stage, const tp_stage_part *part, const tp_inner *inner, const float *lse,
-                                 const tp_gradients *grads)
+                                 const tp_gradients *grads, int64_t begin)
 {
     const tp_cuda_rank *rank = stage->rank;
     int64_t width = stage->base.config.model.n_embd, row = part->row;
     const void *q = tp_cuda_row(stage, inner->qkv, row, 3 * width);
-    void *dq = tp_cuda_row(stage, grads->dqkv, row, 3 * width);
+    /* where the slice's rows alone have room, row 0 may be before the array: the kernels write no other rows */
+    void *dq = (void *)((uintptr_t)grads->dqkv + (uintptr_t)((row - begin) * 3 * width) * stage->base.sizes.element);
     return tp_cuda_attention_backward(rank->stream, stage->dtype, rank->attention, tp_cuda_multiprocessors(rank->cuda), &part->shape,
                                       q, tp_cuda_row(stage, q, 1, width), tp_cuda_row(stage, q, 2, width),
                                       tp_cuda_row(stage, inner->o, row, width), tp_cuda_row(stage, grads->d_o, row, width),
@@ -132,12 +133,19 @@ most_kept(tp_stage *stage, tp_stage_part *most)
     return bytes;
 }
 
+/* The first row of dqkv here: the slice's where one slice alone has room. */
+static int64_t
+first_row(const tp_stage *stage, const tp_stage_part *part)
+{
+    return stage->base.config.slice_gradients ? part->row + part->shape.context * part->shape.batch : 0;
+}
+
 /* d(q), d(k), d(v) of the slice's rows. */
 static void *
 own_rows(const tp_stage *stage, const tp_stage_block *block, const tp_stage_part *part)
 {
-    return tp_cuda_row(stage, block->gradients[0].dqkv, part->row + part->shape.context * part->shape.batch,
-                       3 * (int64_t)stage->base.config.model.n_embd);
+    int64_t row = part->row + part->shape.context * part->shape.batch - first_row(stage, part);
+    return tp_cuda_row(stage, block->gradients[0].dqkv, row, 3 * (int64_t)stage->base.config.model.n_embd);
 }
 
 /* The backward into memory that has been cleared. */
@@ -149,7 +157,8 @@ gradients_of(tp_stage *stage, const tp_stage_block *block, const tp_stage_part *
     rank->keeps = keeps;
     TP_TRY(tp_cuda_memset(rank->cuda, rank->stream, own_rows(stage, block, part), 0,
                           (size_t)(rows * 3 * stage->base.config.model.n_embd) * stage->base.sizes.element));
-    return tp_cuda_stage_attention_backward(stage, part, &block->made[0], block->activations[0].lse, &block->gradients[0]);
+    return tp_cuda_stage_attention_backward(stage, part, &block->made[0], block->activations[0].lse, &block->gradients[0],
+                                            first_row(stage, part));
 }
 
 /* Whether rows of `row` bytes are those at three times that pitch; through `host`, which has room for `fit` of either. */

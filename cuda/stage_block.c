@@ -8,7 +8,7 @@ tp_cuda_stage_product(tp_stage *stage, const tp_gemm_op *op)
     return stage->preparing ? tp_gemm_prepare(stage->rank->gemm, op) : tp_gemm_run(stage->rank->gemm, op);
 }
 
-/* y[rows, cols] = x[rows, rows of the weight] W + bias, in rows of these widths from row `row` of either array on. */
+/* y[rows, cols] = x[rows, rows of the weight] W + bias, in rows of these widths; x and y: the slice's. */
 static tp_gemm_op
 linear(const tp_stage *stage, int param, int bias, const tp_slice_at *at, const void *x, void *y)
 {
@@ -19,11 +19,11 @@ linear(const tp_stage *stage, int param, int bias, const tp_slice_at *at, const 
                         .rows = at->rows,
                         .n_in = info->rows,
                         .n_out = info->cols,
-                        .x = tp_cuda_row(stage, x, at->first_row, info->rows),
+                        .x = x,
                         .x_stride = info->rows,
                         .w = tp_cuda_weight(stage, param),
                         .w_stride = info->cols,
-                        .y = tp_cuda_row(stage, y, at->first_row, info->cols),
+                        .y = y,
                         .y_stride = info->cols,
                         .bias = tp_cuda_weight(stage, bias)};
 }
@@ -38,11 +38,11 @@ linear_t(const tp_stage *stage, int param, const tp_slice_at *at, const void *dy
                         .rows = at->rows,
                         .n_in = info->rows,
                         .n_out = info->cols,
-                        .x = tp_cuda_row(stage, dy, at->first_row, info->cols),
+                        .x = dy,
                         .x_stride = info->cols,
                         .w = tp_cuda_weight(stage, param),
                         .w_stride = info->cols,
-                        .y = tp_cuda_row(stage, dx, at->first_row, info->rows),
+                        .y = dx,
                         .y_stride = info->rows};
 }
 
@@ -56,18 +56,19 @@ normalise(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, vo
     STAGE_RUN(stage, tp_cuda_layernorm(stage->rank->stream, stage->dtype, at->rows, width,
                                        tp_cuda_row(stage, mine->input, row, width), width,
                                        tp_stage_value(&stage->base, self->norm),
-                                       tp_stage_value(&stage->base, self->norm_bias),
-                                       tp_cuda_row(stage, norm, row, width), width, mine->mean + row, mine->rstd + row));
+                                       tp_stage_value(&stage->base, self->norm_bias), norm, width, mine->mean + row,
+                                       mine->rstd + row));
     return TP_OK;
 }
 
-/* output = input + x W + b: the second product of both kinds of block. */
+/* output = input + x W + b: the second product of both kinds of block. x: of the slice's rows. */
 static tp_status
 project(tp_stage *stage, int block, const tp_slice_at *at, const void *x)
 {
     const tp_stage_block *self = &stage->base.block[block];
     int64_t width = stage->base.config.model.n_embd;
-    tp_gemm_op op = linear(stage, self->out, self->out_bias, at, x, tp_cuda_block_output(stage, block, at->slot));
+    void *output = tp_cuda_row(stage, tp_cuda_block_output(stage, block, at->slot), at->first_row, width);
+    tp_gemm_op op = linear(stage, self->out, self->out_bias, at, x, output);
     op.epilogue = TP_GEMM_BIAS_RESIDUAL;
     op.aux = tp_cuda_row(stage, self->activations[at->slot].input, at->first_row, width);
     op.aux_stride = width;
@@ -79,8 +80,9 @@ attend(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
 {
     const tp_stage_block *self = &stage->base.block[block];
     int64_t width = stage->base.config.model.n_embd;
-    TP_TRY(normalise(stage, self, at, inner->norm));
-    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, inner->norm, inner->qkv);
+    void *norm = tp_cuda_row(stage, inner->norm, at->first_row, width);
+    TP_TRY(normalise(stage, self, at, norm));
+    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, norm, tp_cuda_row(stage, inner->qkv, at->first_row, 3 * width));
     TP_TRY(tp_cuda_stage_product(stage, &op));
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
@@ -91,31 +93,29 @@ attend(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
     return TP_OK;
 }
 
+/* Into rows of norm and g from `row` on, and of h from `h_row`. */
 static tp_status
-expand(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
+expand(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner, int64_t row, int64_t h_row)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    int64_t hidden = 4 * (int64_t)stage->base.config.model.n_embd;
-    TP_TRY(normalise(stage, self, at, inner->norm));
-    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, inner->norm, inner->g);
+    int64_t width = stage->base.config.model.n_embd, hidden = 4 * width;
+    void *norm = tp_cuda_row(stage, inner->norm, row, width);
+    TP_TRY(normalise(stage, self, at, norm));
+    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, norm, tp_cuda_row(stage, inner->g, row, hidden));
     op.epilogue = TP_GEMM_BIAS_GELU_AUX;
-    op.aux = tp_cuda_row(stage, inner->h, at->first_row, hidden);
+    op.aux = tp_cuda_row(stage, inner->h, h_row, hidden);
     op.aux_stride = hidden;
     return tp_cuda_stage_product(stage, &op);
-}
-
-/* All that lies between a block's input and its second product. */
-static tp_status
-make_inner(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
-{
-    return stage->base.block[block].kind == TP_ATTENTION ? attend(stage, block, at, inner)
-                                                         : expand(stage, block, at, inner);
 }
 
 tp_status
 tp_cuda_block_recompute(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    return make_inner(stage, block, at, &stage->base.block[block].remade[at->gslot]);
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_inner *inner = &self->remade[at->gslot];
+    int64_t row = at->first_row - tp_stage_inner_begin(&stage->base, self, at);
+    int64_t h_row = at->first_row - tp_stage_h_begin(&stage->base, self, at);
+    return self->kind == TP_ATTENTION ? attend(stage, block, at, inner) : expand(stage, block, at, inner, row, h_row);
 }
 
 static tp_status
@@ -123,8 +123,13 @@ layer_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
     const tp_inner *inner = &self->made[at->slot];
-    TP_TRY(make_inner(stage, block, at, inner));
-    return project(stage, block, at, self->kind == TP_ATTENTION ? inner->o : inner->g);
+    int64_t width = stage->base.config.model.n_embd, row = at->first_row - tp_stage_made_begin(&stage->base, self, at);
+    if (self->kind == TP_ATTENTION) {
+        TP_TRY(attend(stage, block, at, inner));
+        return project(stage, block, at, tp_cuda_row(stage, inner->o, row, width));
+    }
+    TP_TRY(expand(stage, block, at, inner, row, row));
+    return project(stage, block, at, tp_cuda_row(stage, inner->g, row, 4 * width));
 }
 
 static tp_status
@@ -154,7 +159,7 @@ tp_cuda_block_forward(tp_stage *stage, int block, const tp_slice_at *at)
 
 /* ---- input gradient --------------------------------------------------------------------------------------------------------- */
 
-/* d_input = dresidual + LayerNorm's gradient of d_norm; all of [R, E]. */
+/* d_input = dresidual + LayerNorm's gradient of d_norm; d_norm and dresidual: the slice's. */
 static tp_status
 norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const void *d_norm, const void *dresidual)
 {
@@ -163,11 +168,9 @@ norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const void *d_n
     int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     STAGE_RUN(stage,
               tp_cuda_layernorm_backward(stage->rank->stream, stage->dtype, at->rows, width,
-                                         tp_cuda_row(stage, d_norm, row, width), width,
-                                         tp_cuda_row(stage, mine->input, row, width), width, mine->mean + row,
-                                         mine->rstd + row, tp_stage_value(&stage->base, self->norm),
-                                         dresidual == NULL ? NULL : tp_cuda_row(stage, dresidual, row, width), width,
-                                         tp_cuda_row(stage, self->gradients[at->gslot].d_input, row, width), width));
+                                         d_norm, width, tp_cuda_row(stage, mine->input, row, width), width, mine->mean + row,
+                                         mine->rstd + row, tp_stage_value(&stage->base, self->norm), dresidual, width,
+                                         tp_cuda_block_d_input(stage, block, at, row), width));
     return TP_OK;
 }
 
@@ -177,15 +180,17 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     const tp_stage_block *self = &stage->base.block[block];
     const tp_inner *inner = tp_stage_inner(self, at);
     const tp_gradients *grads = &self->gradients[at->gslot];
-    const void *dy = tp_cuda_block_d_output(stage, block, at->gslot);
-    tp_gemm_op back = linear_t(stage, self->out, at, dy, grads->d_o);
+    int64_t width = stage->base.config.model.n_embd, begin = tp_stage_slice_begin(&stage->base, at), row = at->first_row;
+    const void *dy = tp_cuda_block_d_output(stage, block, at, row);
+    void *d_norm = tp_cuda_row(stage, grads->d_norm, row - begin, width);
+    tp_gemm_op back = linear_t(stage, self->out, at, dy, tp_cuda_row(stage, grads->d_o, row, width));
     TP_TRY(tp_cuda_stage_product(stage, &back));
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++)
-        STAGE_RUN(stage, tp_cuda_stage_attention_backward(stage, &part[k], inner, self->activations[at->slot].lse, grads));
-    back = linear_t(stage, self->in, at, grads->dqkv, grads->d_norm);
+        STAGE_RUN(stage, tp_cuda_stage_attention_backward(stage, &part[k], inner, self->activations[at->slot].lse, grads, begin));
+    back = linear_t(stage, self->in, at, tp_cuda_row(stage, grads->dqkv, row - begin, 3 * width), d_norm);
     TP_TRY(tp_cuda_stage_product(stage, &back));
-    return norm_gradient(stage, block, at, grads->d_norm, dy);
+    return norm_gradient(stage, block, at, d_norm, dy);
 }
 
 static tp_status
@@ -193,16 +198,18 @@ ffn_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
     const tp_gradients *grads = &self->gradients[at->gslot];
-    int64_t hidden = 4 * (int64_t)stage->base.config.model.n_embd;
-    const void *dy = tp_cuda_block_d_output(stage, block, at->gslot);
-    tp_gemm_op back = linear_t(stage, self->out, at, dy, grads->dh);
+    int64_t width = stage->base.config.model.n_embd, hidden = 4 * width;
+    int64_t row = at->first_row - tp_stage_slice_begin(&stage->base, at);
+    const void *dy = tp_cuda_block_d_output(stage, block, at, at->first_row);
+    void *dh = tp_cuda_row(stage, grads->dh, row, hidden), *d_norm = tp_cuda_row(stage, grads->d_norm, row, width);
+    tp_gemm_op back = linear_t(stage, self->out, at, dy, dh);
     back.epilogue = TP_GEMM_DGELU;
-    back.aux = tp_cuda_row(stage, tp_stage_inner(self, at)->h, at->first_row, hidden);
+    back.aux = tp_cuda_row(stage, tp_stage_inner(self, at)->h, at->first_row - tp_stage_h_begin(&stage->base, self, at), hidden);
     back.aux_stride = hidden;
     TP_TRY(tp_cuda_stage_product(stage, &back));
-    back = linear_t(stage, self->in, at, grads->dh, grads->d_norm);
+    back = linear_t(stage, self->in, at, dh, d_norm);
     TP_TRY(tp_cuda_stage_product(stage, &back));
-    return norm_gradient(stage, block, at, grads->d_norm, dy);
+    return norm_gradient(stage, block, at, d_norm, dy);
 }
 
 tp_status
@@ -212,22 +219,31 @@ tp_cuda_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     switch (self->kind) {
     case TP_ATTENTION: return attention_input_gradient(stage, block, at);
     case TP_FFN: return ffn_input_gradient(stage, block, at);
-    case TP_HEAD: return norm_gradient(stage, block, at, self->activations[at->slot].d_norm, NULL);
+    case TP_HEAD:
+        return norm_gradient(stage, block, at, tp_cuda_row(stage, self->activations[at->slot].d_norm, at->first_row,
+                                                           stage->base.config.model.n_embd), NULL);
     default: return TP_OK; /* nothing below the embedding */
     }
 }
 
-/* ---- weight gradient: the whole micro-batch, at its slice 0 ---------------------------------------------------------------------- */
+/* ---- weight gradient: the whole micro-batch at its slice 0, or whole groups (stage.h) -------------------------------------------- */
 
+/* Rows of a micro-batch that are summed together, [begin, end). */
+typedef struct {
+    int64_t begin, end;
+    int accumulate; /* 0: the first of the gradient */
+} stretch;
+
+/* x and dy: from the part's first row on. */
 static tp_status
-weight_and_bias(tp_stage *stage, int param, int bias, const tp_slice_at *at, const void *x, const void *dy)
+weight_and_bias(tp_stage *stage, int param, int bias, const stretch *part, const void *x, const void *dy)
 {
     const tp_param *info = &stage->base.param[param].info;
-    int later = !tp_stage_sums_from(&stage->base, at->q);
+    int64_t rows = part->end - part->begin;
     tp_gemm_op op = {.kind = TP_GEMM_LINEAR_W,
                      .dtype = stage->dtype,
-                     .accumulate = later,
-                     .rows = at->all_rows,
+                     .accumulate = part->accumulate,
+                     .rows = rows,
                      .n_in = info->rows,
                      .n_out = info->cols,
                      .x = x,
@@ -238,54 +254,122 @@ weight_and_bias(tp_stage *stage, int param, int bias, const tp_slice_at *at, con
                      .y_stride = info->cols};
     TP_TRY(tp_cuda_stage_product(stage, &op));
     if (bias >= 0)
-        STAGE_RUN(stage, tp_cuda_bias_gradient(stage->rank->stream, stage->dtype, at->all_rows, info->cols, dy,
-                                               info->cols, stage->base.param[bias].grad, later, stage->rank->partial));
+        STAGE_RUN(stage, tp_cuda_bias_gradient(stage->rank->stream, stage->dtype, rows, info->cols, dy, info->cols,
+                                               stage->base.param[bias].grad, part->accumulate, stage->rank->partial));
     return TP_OK;
 }
 
+/* d_norm: from the part's first row on. */
 static tp_status
-norm_params(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const void *d_norm)
+norm_params(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const stretch *part, const void *d_norm)
 {
     const tp_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->base.config.model.n_embd;
-    STAGE_RUN(stage, tp_cuda_layernorm_param_gradient(stage->rank->stream, stage->dtype, at->all_rows, width, d_norm,
-                                                      width, mine->input, width, mine->mean, mine->rstd,
-                                                      tp_cuda_grad(stage, self->norm),
-                                                      tp_cuda_grad(stage, self->norm_bias),
-                                                      !tp_stage_sums_from(&stage->base, at->q),
+    int64_t width = stage->base.config.model.n_embd, row = part->begin;
+    STAGE_RUN(stage, tp_cuda_layernorm_param_gradient(stage->rank->stream, stage->dtype, part->end - row, width, d_norm, width,
+                                                      tp_cuda_row(stage, mine->input, row, width), width, mine->mean + row,
+                                                      mine->rstd + row, tp_cuda_grad(stage, self->norm),
+                                                      tp_cuda_grad(stage, self->norm_bias), part->accumulate,
                                                       stage->rank->partial));
     return TP_OK;
 }
 
 /* Its rows wait for the update, when those of one token are added in one order. */
 static tp_status
-keep_rows(tp_stage *stage, int block, const tp_slice_at *at)
+keep_rows(tp_stage *stage, int block, const tp_slice_at *at, int64_t begin, int64_t end)
 {
     int64_t width = stage->base.config.model.n_embd;
     STAGE_RUN(stage, tp_cuda_copy(stage->rank->cuda, stage->rank->stream,
-                                  tp_cuda_row(stage, stage->base.embedding_rows, at->batch_row, width),
-                                  tp_cuda_block_d_output(stage, block, at->gslot),
-                                  (size_t)(at->all_rows * width) * stage->base.sizes.element, TP_CUDA_ON_DEVICE));
+                                  tp_cuda_row(stage, stage->base.embedding_rows, at->batch_row + begin, width),
+                                  tp_cuda_block_d_output(stage, block, at, begin),
+                                  (size_t)((end - begin) * width) * stage->base.sizes.element, TP_CUDA_ON_DEVICE));
     return TP_OK;
+}
+
+static tp_status
+stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretch *part)
+{
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_inner *inner = tp_stage_inner(self, at);
+    const tp_gradients *grads = &self->gradients[at->gslot];
+    int attention = self->kind == TP_ATTENTION;
+    int64_t width = stage->base.config.model.n_embd, row = part->begin - tp_stage_inner_begin(&stage->base, self, at);
+    int64_t grads_row = part->begin - tp_stage_slice_begin(&stage->base, at);
+    TP_TRY(weight_and_bias(stage, self->in, self->in_bias, part, tp_cuda_row(stage, inner->norm, row, width),
+                           attention ? tp_cuda_row(stage, grads->dqkv, grads_row, 3 * width)
+                                     : tp_cuda_row(stage, grads->dh, grads_row, 4 * width)));
+    TP_TRY(weight_and_bias(stage, self->out, self->out_bias, part,
+                           attention ? tp_cuda_row(stage, inner->o, row, width) : tp_cuda_row(stage, inner->g, row, 4 * width),
+                           tp_cuda_block_d_output(stage, block, at, part->begin)));
+    return norm_params(stage, self, at, part, tp_cuda_row(stage, grads->d_norm, grads_row, width));
+}
+
+/* Move the first `rows` rows of this slice and those that wait behind them `up` rows up in an array: on from above where none is
+ * overwritten that is still to move, else by way of the workspace, which no product is using. */
+static tp_status
+put_by(tp_stage *stage, const tp_slice_at *at, void *array, int64_t width, int64_t rows, int64_t up)
+{
+    tp_cuda_device *cuda = stage->rank->cuda;
+    size_t row = (size_t)width * stage->base.sizes.element;
+    int64_t fit = (int64_t)(TP_CUDA_GEMM_BYTES / row), most = up < rows && up < fit ? fit : up;
+    for (int64_t end = rows, now; end > 0; end -= now) {
+        now = most < end ? most : end;
+        char *from = tp_cuda_row(stage, array, at->begin - at->room_begin + end - now, width), *to = from + (size_t)up * row;
+        void *by = now > up ? stage->rank->workspace : to;
+        STAGE_RUN(stage, tp_cuda_copy(cuda, stage->rank->stream, by, from, (size_t)now * row, TP_CUDA_ON_DEVICE));
+        if (by != to)
+            STAGE_RUN(stage, tp_cuda_copy(cuda, stage->rank->stream, to, by, (size_t)now * row, TP_CUDA_ON_DEVICE));
+    }
+    return TP_OK;
+}
+
+/* What this block's W has been the last to read, and leaves to that of the slice before, to where that has it. */
+static tp_status
+put_block_by(tp_stage *stage, int block, const tp_slice_at *at)
+{
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_gradients *grads = &self->gradients[at->gslot];
+    int64_t width = stage->base.config.model.n_embd, rows = tp_stage_groups_begin(&stage->base, at->micro, at->slice) - at->begin;
+    int64_t up = at->room_begin - tp_stage_at(&stage->base, at->q, at->slice - 1, TP_WHOLE, at->slot, at->gslot).room_begin;
+    if (rows == 0 || up == 0)
+        return TP_OK;
+    if (self->saves && stage->base.config.remake_slices) { /* nobody reads h again */
+        TP_TRY(put_by(stage, at, tp_stage_inner(self, at)->norm, width, rows, up));
+        TP_TRY(put_by(stage, at, tp_stage_inner(self, at)->g, 4 * width, rows, up));
+    }
+    TP_TRY(self->kind == TP_ATTENTION ? put_by(stage, at, grads->dqkv, 3 * width, rows, up)
+                                      : put_by(stage, at, grads->dh, 4 * width, rows, up));
+    TP_TRY(put_by(stage, at, grads->d_norm, width, rows, up));
+    return block + 1 < stage->base.blocks ? put_by(stage, at, self[1].gradients[at->gslot].d_input, width, rows, up) : TP_OK;
+}
+
+static tp_status
+head_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at)
+{
+    const stretch all = {0, at->all_rows, !tp_stage_sums_from(&stage->base, at->q)};
+    TP_TRY(tp_cuda_head_weight_gradient(stage, at));
+    return norm_params(stage, self, at, &all, self->activations[at->slot].d_norm);
 }
 
 tp_status
 tp_cuda_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_inner *inner = tp_stage_inner(self, at);
-    const tp_gradients *grads = &self->gradients[at->gslot];
-    int attention = self->kind == TP_ATTENTION;
-    if (at->slice > 0)
+    int groups = at->micro->batch == 1 && stage->group_rows > 0, sliced = groups && at->micro->slices > 1;
+    int64_t begin = 0, end = at->all_rows, most = groups ? stage->group_rows : end;
+    if (at->slice > 0 && (!sliced || self->kind == TP_HEAD))
         return TP_OK;
+    if (self->kind == TP_HEAD)
+        return head_gradient(stage, self, at);
     if (self->kind == TP_EMBEDDING)
-        return keep_rows(stage, block, at);
-    if (self->kind == TP_HEAD) {
-        TP_TRY(tp_cuda_head_weight_gradient(stage, at));
-        return norm_params(stage, self, at, self->activations[at->slot].d_norm);
+        return sliced ? keep_rows(stage, block, at, at->begin, at->end) : keep_rows(stage, block, at, begin, end);
+    if (sliced) {
+        begin = tp_stage_groups_begin(&stage->base, at->micro, at->slice);
+        end = tp_stage_groups_begin(&stage->base, at->micro, at->slice + 1);
     }
-    TP_TRY(weight_and_bias(stage, self->in, self->in_bias, at, inner->norm, attention ? grads->dqkv : grads->dh));
-    TP_TRY(weight_and_bias(stage, self->out, self->out_bias, at, attention ? inner->o : inner->g,
-                           tp_cuda_block_d_output(stage, block, at->gslot)));
-    return norm_params(stage, self, at, grads->d_norm);
+    while (end > begin) {
+        stretch part = {end - begin > most ? end - most : begin, end, end < at->all_rows || !tp_stage_sums_from(&stage->base, at->q)};
+        TP_TRY(stretch_gradient(stage, block, at, &part));
+        end = part.begin;
+    }
+    return sliced && at->slice > 0 ? put_block_by(stage, block, at) : TP_OK;
 }

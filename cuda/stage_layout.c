@@ -4,6 +4,13 @@
 
 #include <string.h>
 
+#ifdef TP_CUDA_EMULATED /* tests have fewer */
+#include "cuda/emu/emu.h"
+#define WEIGHT_ROWS tp_emu_weight_rows()
+#else
+#define WEIGHT_ROWS TP_CUDA_WEIGHT_ROWS
+#endif
+
 enum { ALIGN = 256 }; /* bytes: what kernels and products read widest, and more */
 
 static void *
@@ -23,17 +30,17 @@ layout_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_a
 static void
 layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, void *d_input, tp_gradients *out, tp_stage_arena *from)
 {
-    int64_t rows = tp_stage_rows(stage), width = stage->config.model.n_embd;
+    int64_t rows = tp_stage_rows(stage), own = stage->slice_rows, width = stage->config.model.n_embd;
     out->d_input = d_input;
     if (block->kind == TP_HEAD)
         return;
-    out->d_norm = tp_lay_elements(from, rows * width);
+    out->d_norm = tp_lay_elements(from, own * width);
     if (block->kind == TP_ATTENTION) {
-        out->dqkv = tp_lay_elements(from, rows * 3 * width);
+        out->dqkv = tp_lay_elements(from, own * 3 * width);
         out->d_o = tp_lay_elements(from, rows * width);
         out->delta = tp_lay_floats(from, rows * stage->config.model.n_head);
     } else {
-        out->dh = tp_lay_elements(from, rows * 4 * width);
+        out->dh = tp_lay_elements(from, own * 4 * width);
     }
 }
 
@@ -129,12 +136,27 @@ ends_in(const char *name, const char *suffix)
     return length >= tail && strcmp(name + length - tail, suffix) == 0;
 }
 
+/* By what all stages of a plan know, so that the bits follow from what is saved and not from the schedule. */
+static int
+sums_groups(const tp_stage_config *config)
+{
+    int ffns = 0;
+    for (int block = 0; config->saves != NULL && block < tp_model_blocks(&config->model); block++) {
+        if (config->saves[block] != TP_KEEPS && tp_model_block_kind(&config->model, block) == TP_ATTENTION)
+            return 0;
+        ffns += config->saves[block] != TP_KEEPS;
+    }
+    return ffns > 0;
+}
+
 tp_status
 tp_cuda_stage_describe(const tp_stage_config *config, tp_dtype dtype, tp_stage **out)
 {
-    const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), tp_dtype_bytes(dtype), 1, 0};
+    const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), tp_dtype_bytes(dtype), 1, 1,
+                                  WEIGHT_ROWS, 1, 1};
     TP_TRY(tp_stage_describe(config, &sizes, out));
     (*out)->dtype = dtype;
+    (*out)->group_rows = sums_groups(config) ? WEIGHT_ROWS : 0;
     const tp_stage_base *stage = &(*out)->base;
     for (int i = 0; i < stage->params; i++) {
         tp_stage_param *param = &stage->param[i];

@@ -391,7 +391,7 @@ def test_blocks_that_swap_have_the_same_bits_in_the_memory_predicted(slicing, sc
 
 
 def test_what_comes_back_is_there_until_the_w_of_slice_0_reads_it():
-    """Another micro-batch goes forward between the slices of one, in a place of its own: W takes all rows at once."""
+    """Another micro-batch goes forward between the slices of one, for whose W rows of the last one wait."""
     model, params, tokens = problem(2, 24)
     kept = "0F0.0 0F0.1 0B0.1 0F1.0 0F1.1 0B0.0 0B1.1 0B1.0"
     swapped = "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.1 0B0.1 0F1.0 0SO1.0 0F1.1 0SO1.1 0SI0.0 0B0.0 0SI1.1 0B1.1 0SI1.0 0B1.0"

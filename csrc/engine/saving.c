@@ -281,6 +281,8 @@ tp_engine_remakes_slices(const tp_engine_config *config, int stage, int *one)
     if (!config->provider->stage->remakes_slices || (remade | swapped) == 0 || attends(swapped) ||
         (attends(remade) && !tp_engine_keeps_keys(config, stage)) || sums_at_once(config->slicing))
         return TP_OK;
+    if (config->provider->stage->remakes_slices == 2 && !tp_engine_slices_gradients(config, stage))
+        return TP_OK;
     TP_TRY(walk_open(&x, config));
     *one = walk_stage(&x, config, stage) == TP_OK && !x.apart;
     free(x.forward);
@@ -305,14 +307,16 @@ is_serial(const tp_program *program, int stage)
     return 1;
 }
 
-/* Of all blocks, not of the stage's alone: else a stage might take less with one more block. */
+/* Of all blocks, not of the stage's alone: else a stage might take less with one more block. A provider that keeps no keys has all
+ * of a micro-batch at once where it saves an attention, and what it sums in groups for that should not show elsewhere. */
 int
 tp_engine_slices_gradients(const tp_engine_config *config, int stage)
 {
-    int saves = 0;
+    unsigned kinds = 0;
     for (int block = 0; block < tp_model_blocks(&config->model); block++)
-        saves |= block_saves(config, block) != TP_KEEPS;
-    return saves && config->provider->stage->remakes_slices && !sums_at_once(config->slicing) && is_serial(config->program, stage);
+        kinds |= block_saves(config, block) != TP_KEEPS ? 1u << tp_model_block_kind(&config->model, block) : 0;
+    return kinds != 0 && (config->provider->stage->keeps_keys || !attends(kinds)) && config->provider->stage->remakes_slices &&
+           !sums_at_once(config->slicing) && is_serial(config->program, stage);
 }
 
 int

@@ -33,13 +33,22 @@ tp_head_tile_most(int forward, int haste)
     return forward && haste ? TP_HEAD_TILE : TP_HEAD_TILE / 2;
 }
 
+#define TP_CUDA_WEIGHT_ROWS 1024 /* on a GPU, of one product for weight gradients: 2 operations a row on each weight, whose sum is read
+                                    and written in fp32 for each product (8 bytes): 256 operations a byte, about what a GPU has, so with
+                                    fewer it waits for its memory; with more, there is room for as many more rows that a W puts by */
+
 /* Where weight gradients of one sequence of `total` tokens are cut: the first token of the slice beginning with `begin` that leaves
- * whole groups of TP_ROW_GROUP, counted from the sequence's end, above it. Those below are left to W of the slice before; slice 0
+ * whole groups of `group` rows, counted from the sequence's end, above it. Those below are left to W of the slice before; slice 0
  * has none to leave them to. */
+static inline int64_t
+tp_groups_begin(int64_t group, int64_t total, int32_t slice, int64_t begin)
+{
+    return slice == 0 ? 0 : begin + (total - begin) % group;
+}
 static inline int64_t
 tp_group_begin(int64_t total, int32_t slice, int64_t begin)
 {
-    return slice == 0 ? 0 : begin + (total - begin) % TP_ROW_GROUP;
+    return tp_groups_begin(TP_ROW_GROUP, total, slice, begin);
 }
 
 /* Does W of this slice make the weight gradients of the `rows` rows that wait? Once they are worth a product; and always in slices

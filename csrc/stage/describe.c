@@ -177,7 +177,7 @@ gradients_of(const tp_stage_base *stage, int block, int slot)
 }
 
 static tp_inner
-lay_inner(const tp_stage_base *stage, tp_block_kind kind, int64_t rows, tp_stage_arena *from)
+lay_inner(const tp_stage_base *stage, tp_block_kind kind, int64_t rows, int64_t h_rows, tp_stage_arena *from)
 {
     int64_t width = stage->config.model.n_embd;
     tp_inner out = {0};
@@ -187,7 +187,7 @@ lay_inner(const tp_stage_base *stage, tp_block_kind kind, int64_t rows, tp_stage
         out.qkv = tp_lay_elements(from, rows * 3 * width);
         out.o = tp_lay_elements(from, rows * width);
     } else {
-        out.h = tp_lay_elements(from, rows * 4 * width);
+        out.h = tp_lay_elements(from, h_rows * 4 * width);
         out.g = tp_lay_elements(from, rows * 4 * width);
     }
     return out;
@@ -208,7 +208,7 @@ lay_activation_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_lay
             continue;
         void *input = activations(stage, block, activations_of(stage, i, slot), from);
         if (has_inner(block) && !block->saves)
-            block->made[slot] = lay_inner(stage, block->kind, tp_stage_rows(stage), from);
+            block->made[slot] = lay_inner(stage, block->kind, tp_stage_rows(stage), tp_stage_rows(stage), from);
         if (tp_stage_keeps_keys(stage, block))
             block->made[slot].kv = tp_lay_elements(from, tp_stage_rows(stage) * 2 * stage->config.model.n_embd);
         if (i == 0)
@@ -226,17 +226,26 @@ lay_leaving(tp_stage_base *stage, tp_stage_arena *ends)
     return end;
 }
 
-/* Rows of one slice alone, with behind them the most that a W leaves to the next. */
+/* Rows of one slice alone, with behind them the most that a W leaves to the next; where it moves them seldom, the most of a slice with
+ * its own. Not so where forward takes the first rows, whatever is put by (tp_lay_slots: one_room). */
 static int64_t
-rows_of_slice(const tp_slicing *slicing)
+rows_of_slice(const tp_stage_base *stage)
 {
-    int64_t most = 0;
-    for (int32_t q = 0; q < slicing->micros; q++)
-        for (int32_t s = 1; s < slicing->micro[q].slices; s++) {
-            int64_t left = tp_stage_group_begin(&slicing->micro[q], s) - slicing->micro[q].start[s];
-            most = left > most ? left : most;
+    const tp_slicing *slicing = stage->config.slicing;
+    int64_t left = 0, own = 0;
+    for (int32_t q = 0; q < slicing->micros; q++) {
+        const tp_micro *cut = &slicing->micro[q];
+        int64_t whole = (int64_t)cut->batch * slicing->seq_len;
+        own = cut->slices == 1 && whole > own ? whole : own;
+        for (int32_t s = 0; s < cut->slices && cut->slices > 1; s++) {
+            int64_t mine = tp_stage_groups_begin(stage, cut, s) - cut->start[s];
+            int64_t with = tp_stage_groups_begin(stage, cut, s + 1) - cut->start[s];
+            left = mine > left ? mine : left;
+            own = with > own ? with : own;
         }
-    return slicing->max_rows + most;
+    }
+    int64_t most = slicing->max_rows + left;
+    return stage->sizes.moves_seldom && !stage->config.one_room && own < most ? own : most;
 }
 
 /* Room for the gradients of whichever block of the stage takes most. */
@@ -261,6 +270,8 @@ lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_stage
     int by_block = stage->config.by_block;
     tp_stage_arena room = by_block ? lay_block_room(stage, slot, from, gradients) : *from;
     void *turn[2] = {NULL, NULL};
+    int64_t rows = stage->remade_rows, one = stage->config.slicing->max_rows;
+    int64_t h_rows = stage->config.remake_slices && stage->sizes.leaves_h ? one : rows;
     for (int i = 0; i < stage->blocks; i++) {
         tp_stage_block *block = &stage->block[i];
         if (block->kind == TP_EMBEDDING)
@@ -273,7 +284,7 @@ lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_stage
         room.used = 0;
         gradients(stage, block, d_input, gradients_of(stage, i, slot), by_block ? &room : from);
         if (has_inner(block) && block->saves)
-            block->remade[slot] = lay_inner(stage, block->kind, stage->remade_rows, from);
+            block->remade[slot] = lay_inner(stage, block->kind, rows, h_rows, from);
         if (i == 0)
             stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
     }
@@ -308,13 +319,13 @@ lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
         if (block->saves == TP_SWAPS && stage->config.one_room)
             *mine = block->remade[0];
         else if (block->saves == TP_SWAPS || !begun[block->kind])
-            *mine = lay_inner(stage, block->kind, rows, from);
+            *mine = lay_inner(stage, block->kind, rows, rows, from);
         else if (sliced && block->kind == TP_ATTENTION && !keys)
             mine->qkv = tp_lay_elements(from, tp_stage_rows(stage) * 3 * stage->config.model.n_embd);
         begun[block->kind] |= block->saves == TP_REMAKES;
         tp_inner other = *mine;
         if (block->saves == TP_SWAPS && stage->config.two_places && stage->config.activation_slots > 1)
-            other = lay_inner(stage, block->kind, rows, from);
+            other = lay_inner(stage, block->kind, rows, rows, from);
         for (int slot = 0; slot < stage->config.activation_slots; slot++) {
             void *kv = block->made[slot].kv;
             block->made[slot] = slot % 2 ? other : *mine;
@@ -340,7 +351,7 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
     int heads = tp_stage_heads(stage);
     tp_stage_arena lent = {stage->config.lent, 0, from->align, from->element}, *ends = lent.base == NULL ? from : &lent;
     stage->lent_bytes = 0;
-    int64_t slice = rows_of_slice(stage->config.slicing);
+    int64_t slice = rows_of_slice(stage);
     stage->slice_rows = stage->config.slice_gradients ? slice : tp_stage_rows(stage);
     stage->remade_rows = stage->config.remake_slices ? slice : tp_stage_rows(stage);
     stage->slots = from->base == NULL ? NULL : from->base + from->used;
@@ -370,7 +381,7 @@ tp_lay_store(tp_stage_base *stage, tp_stage_arena *from)
 {
     for (int i = 0; i < stage->blocks; i++)
         for (int slot = 0; stage->block[i].saves == TP_SWAPS && slot < stage->config.activation_slots; slot++)
-            stage->block[i].stored[slot] = lay_inner(stage, stage->block[i].kind, tp_stage_rows(stage), from);
+            stage->block[i].stored[slot] = lay_inner(stage, stage->block[i].kind, tp_stage_rows(stage), tp_stage_rows(stage), from);
 }
 
 size_t
@@ -389,6 +400,28 @@ tp_stage_bytes_of(tp_stage_base *stage, size_t memory)
 
 /* ---- a slice --------------------------------------------------------------------------------------------------------- */
 
+/* tp_slice_at.room_begin, of a W that moves seldom: slices lie below what is put by for them, from the end of the buffers down. Where
+ * nothing is put by the next slice begins at that end anew, and where it has no room what is put by moves there: at every W where
+ * forward takes the first rows (one_room). Where all rows have room, each has its place. */
+static int64_t
+room_begin(const tp_stage_base *stage, const tp_slice_at *at)
+{
+    const tp_stage_config *config = &stage->config;
+    const tp_micro *cut = at->micro;
+    int64_t room = stage->slice_rows;
+    if (!stage->sizes.moves_seldom)
+        return at->first_row + at->rows - config->slicing->max_rows;
+    if (!config->slice_gradients || cut->slices == 1 || (room == tp_stage_rows(stage) && !config->one_room))
+        return 0;
+    int64_t begin = cut->start[cut->slices] - room;
+    for (int s = cut->slices - 2; s >= at->slice; s--) {
+        int64_t end = tp_stage_groups_begin(stage, cut, s + 1);
+        if (config->one_room || end == cut->start[s + 1] || cut->start[s] < begin)
+            begin = end - room;
+    }
+    return begin;
+}
+
 tp_slice_at
 tp_stage_at(const tp_stage_base *stage, int micro, int slice, tp_half half, int slot, int gslot)
 {
@@ -404,6 +437,7 @@ tp_stage_at(const tp_stage_base *stage, int micro, int slice, tp_half half, int 
     at.batch_row = (int64_t)cut->first_seq * seq_len;
     at.all_rows = (int64_t)cut->batch * seq_len;
     at.whole = cut->batch > 1 && cut->slices > 1;
+    at.room_begin = room_begin(stage, &at);
     return at;
 }
 
@@ -411,17 +445,17 @@ int
 tp_stage_swaps(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at, int out, tp_swap swap[TP_SWAPS_MOST])
 {
     const tp_inner *inner = out ? &block->made[at->slot] : &block->remade[at->gslot], *stored = &block->stored[at->slot];
+    const int64_t begin = (out ? tp_stage_made_begin : tp_stage_inner_begin)(stage, block, at);
     const struct {
         void *device, *store;
-        int64_t width;
-    } array[] = {{inner->norm, stored->norm, 1}, {inner->qkv, stored->qkv, 3}, {inner->o, stored->o, 1},
-                 {inner->h, stored->h, 4}, {inner->g, stored->g, 4}};
-    int64_t begin = (out ? tp_stage_made_begin : tp_stage_inner_begin)(stage, block, at);
+        int64_t width, begin;
+    } array[] = {{inner->norm, stored->norm, 1, begin}, {inner->qkv, stored->qkv, 3, begin}, {inner->o, stored->o, 1, begin},
+                 {inner->h, stored->h, 4, out ? begin : tp_stage_h_begin(stage, block, at)}, {inner->g, stored->g, 4, begin}};
     int count = 0;
     for (size_t k = 0; block->saves == TP_SWAPS && k < sizeof array / sizeof *array; k++) {
         size_t row = (size_t)(array[k].width * stage->config.model.n_embd) * stage->sizes.element;
         if (array[k].device != NULL)
-            swap[count++] = (tp_swap){(char *)array[k].device + (size_t)(at->first_row - begin) * row,
+            swap[count++] = (tp_swap){(char *)array[k].device + (size_t)(at->first_row - array[k].begin) * row,
                                       (char *)array[k].store + (size_t)at->first_row * row, (size_t)at->rows * row};
     }
     return count;

@@ -55,6 +55,9 @@ typedef struct {
     int keeps_norm; /* tp_inner.norm */
     int slice_room; /* 1: `made` of an FFN that does not keep, or of what tp_stage_keeps_keys, has room for one slice alone, whose rows are
                        always its first ones */
+    int64_t group_rows; /* of weight gradients, which no slicing moves, in a micro-batch of one sequence */
+    int leaves_h;       /* 1: h is read by I alone: nothing of it is put by, and where it has room for one slice these are its first rows */
+    int moves_seldom;   /* 1: what a W puts by stays where it is as long as the slices before have room below it (tp_slice_at) */
 } tp_stage_sizes;
 
 /* Every stage begins with this. */
@@ -69,7 +72,8 @@ typedef struct {
     size_t slot_bytes, guest_bytes;
     size_t lent_bytes;    /* of the ends that messages leave from */
     int64_t slice_rows;   /* room of what one slice's I brings to its W: R, but where config.slice_gradients as many as a slice has
-                             and, behind them, as many as a W leaves to the next */
+                             and, behind them, as many as a W leaves to the next; where W moves_seldom, the most of a slice with
+                             those that are left to it */
     int64_t remade_rows;  /* the same of R and SI, where config.remake_slices */
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
@@ -240,6 +244,10 @@ typedef struct {
     int64_t first_row, rows; /* of the slice in the micro-batch's buffers */
     int64_t batch_row;       /* first row of the micro-batch among all rows of the batch */
     int64_t all_rows;        /* of the micro-batch */
+    int64_t room_begin;      /* which row of the micro-batch is the first of buffers that hold one slice alone, and what is put by for its
+                                W: negative where the first is before the micro-batch. The slice's last row is always row max_rows - 1,
+                                so that the rows which later slices put by follow at a fixed place; where W moves_seldom, see
+                                describe.c */
     int whole;               /* several sequences and several slices */
 } tp_slice_at;
 
@@ -255,19 +263,23 @@ tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
 {
     return block->saves ? &block->remade[at->gslot] : &block->made[at->slot];
 }
-/* Which row of the micro-batch the first row of buffers of slice_rows is. 0 where they hold the whole micro-batch. Where they hold
- * one slice alone, its last row is always row max_rows - 1 of the buffers, so that the rows which later slices put by for its W
- * follow at a fixed place; where an early slice is not the longest, the first row is before the micro-batch: negative. */
+/* Which row of the micro-batch the first row of buffers of slice_rows is. 0 where they hold the whole micro-batch. */
 static inline int64_t
 tp_stage_slice_begin(const tp_stage_base *stage, const tp_slice_at *at)
 {
-    return stage->config.slice_gradients ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
+    return stage->config.slice_gradients ? at->room_begin : 0;
 }
 /* The same for that inner's buffers. */
 static inline int64_t
 tp_stage_inner_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
-    return block->saves && stage->config.remake_slices ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
+    return block->saves && stage->config.remake_slices ? at->room_begin : 0;
+}
+/* The same for its h. */
+static inline int64_t
+tp_stage_h_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
+{
+    return block->saves && stage->config.remake_slices && stage->sizes.leaves_h ? at->first_row : tp_stage_inner_begin(stage, block, at);
 }
 /* The same for the buffers that forward writes (tp_stage_block.made). */
 static inline int64_t
@@ -282,6 +294,13 @@ static inline int64_t
 tp_stage_group_begin(const tp_micro *micro, int slice)
 {
     return tp_group_begin(micro->start[micro->slices], slice, micro->start[slice]);
+}
+
+/* The same of the provider's groups: where W of this slice, of one sequence, begins. That of the slice behind the last: its end. */
+static inline int64_t
+tp_stage_groups_begin(const tp_stage_base *stage, const tp_micro *micro, int slice)
+{
+    return tp_groups_begin(stage->sizes.group_rows, micro->start[micro->slices], slice, micro->start[slice]);
 }
 
 /* Of one array of a block that swaps: the rows of a slice in the device's memory and outside. */

@@ -6,7 +6,8 @@
 #include "csrc/base/deadline.h"
 #include "csrc/base/store.h"
 
-static const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float), 0, 1};
+static const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float), 0, 1,
+                                     TP_ROW_GROUP, 0, 0};
 
 /* The tables of a stage without its memory. */
 static tp_status

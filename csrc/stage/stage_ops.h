@@ -186,7 +186,7 @@ typedef struct {
      * slices ascending.
      * NULL: this provider keeps everything. */
     tp_status (*recompute)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
-    int remakes_slices; /* 1: it knows config.remake_slices */
+    int remakes_slices; /* 1: it knows config.remake_slices; 2: where it is with config.slice_gradients alone */
     int keeps_keys;     /* 1: and config.keep_keys */
     /* What the blocks that swap computed of a slice: out of the device's memory, after its forward and before the next forward of
      * the stage; back in, into the gradient slot, when recompute would be called. NULL: this provider does not. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/model/waits.h"
 #include "cuda/emu/emu.h"
 #include "cuda/emu/graph.h"
 
@@ -33,12 +34,25 @@ typedef struct {
 } preference;
 
 static _Atomic int flags;
-static _Atomic int64_t asked, multiplied, last_multiprocessors;
+static _Atomic int64_t asked, multiplied, last_multiprocessors, weight_rows;
 
 void
 tp_emu_set_cublaslt(int refuse)
 {
     atomic_store(&flags, refuse);
+}
+
+void
+tp_emu_set_weight_rows(int64_t rows)
+{
+    atomic_store(&weight_rows, rows);
+}
+
+int64_t
+tp_emu_weight_rows(void)
+{
+    int64_t rows = atomic_load(&weight_rows);
+    return rows > 0 ? rows : TP_CUDA_WEIGHT_ROWS;
 }
 
 void

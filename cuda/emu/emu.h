@@ -88,6 +88,11 @@ enum {
 };
 void
 tp_emu_set_cublaslt(int refuse);
+/* TP_CUDA_WEIGHT_ROWS of stages that are described from now on; 0: as on a GPU. */
+void
+tp_emu_set_weight_rows(int64_t rows);
+int64_t
+tp_emu_weight_rows(void);
 /* How often it was asked for algorithms, how many products it did, and the SM target of the last (0: none). */
 void
 tp_emu_cublaslt_calls(int64_t *heuristics, int64_t *products, int64_t *multiprocessors);

@@ -1,0 +1,193 @@
+"""One sequence in slices on the CUDA stage, its FFNs made again or swapped: room for one slice and what its W leaves, the same
+bits in every cut. Groups of weight gradients have 32 rows here, on a GPU 1024."""
+import ctypes
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import reference as ref
+from test_cuda_stage import CUDA, HYPER, LOSS, NORM, emulation, partition_of, problem, ranks_do  # noqa: F401
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.engine import dimensions, rank_memory, saves_bytes
+from terapipe_c.planning.judge import Savings, saving
+
+GROUP = 32
+UNEVEN = [5, 30, 7, 1, 24, 3, 33]      # below a group and above one; most have no whole one
+TOKENS = sum(UNEVEN)
+
+
+@pytest.fixture(autouse=True)
+def groups(emulation):  # noqa: F811
+    emulator = ctypes.CDLL(emulation.__file__)
+    emulator.tp_emu_set_weight_rows(ctypes.c_int64(GROUP))
+    yield
+    emulator.tp_emu_set_weight_rows(ctypes.c_int64(0))
+
+
+def ffns_of(model):
+    return tuple(block.kind == "ffn" for block in model.blocks)
+
+
+def lowered(program, model, partition, *savings):
+    return saving(program, model, partition, Savings(*savings)).lower(model.tie_weights and program.num_stages > 1)
+
+
+def trained(model, partition, slicing, program, params, tokens, dtype="float32", **saves):
+    """What ranks say of three steps (the last by graphs) and an evaluation, every tensor, and the bytes, as predicted."""
+
+    def work(engine):
+        done = [engine.run(tokens, step=i + 1, **HYPER)[:2] for i in range(3)]
+        return (done, engine.evaluate(tokens)), engine.export("params"), engine.peak_memory_bytes
+
+    parts = ranks_do(model, partition, slicing, program, work, params, dtype, **saves)
+    assert [part[2] for part in parts] == rank_memory(model, partition, slicing, program, backend=CUDA[dtype], **saves)
+    return parts[0][0], {name: array for part in reversed(parts) for name, array in part[1].items()}, [part[2] for part in parts]
+
+
+@functools.cache
+def alone(tie, dtype, *batches):
+    """Whole sequences on one rank, FFNs made again: a problem, and what it should come to."""
+    model, params, tokens = problem(sum(batches), TOKENS, tie_weights=tie)
+    partition, program = partition_of(model, []), tp.schedules.gpipe(1, len(batches)).split(pending=0)
+    found = trained(model, partition, [(batch, [TOKENS]) for batch in batches], lowered(program, model, partition, ffns_of(model)),
+                    params, tokens, dtype, recompute=ffns_of(model))
+    return model, params, tokens, found
+
+
+def same(right, found):
+    assert found[0] == right[0] and found[1].keys() == right[1].keys()
+    for name, array in right[1].items():
+        assert np.array_equal(array, found[1][name]), name
+
+
+@pytest.mark.parametrize("schedule, tie, dtype", [
+    ("gpipe", True, "bf16"), ("one_f_one_b", False, "float32"), ("seq1f1b", True, "float32"), ("interleaved", False, "float32"),
+    ("looped_bfs", True, "bf16")])
+def test_what_there_is_of_one_slice_alone_does_not_show_in_the_bits(schedule, tie, dtype):
+    """Nor when W waits, so that nothing is of one slice alone."""
+    model, params, tokens, right = alone(tie, dtype, 1, 1)
+    chunks, again = 2 if schedule in ("looped_bfs", "interleaved") else 1, ffns_of(model)
+    partition = partition_of(model, [1, 2, 4] if chunks == 2 else [3])
+    program, slicing = getattr(tp.schedules, schedule)(2, 2, *[2] * (chunks - 1), len(UNEVEN)), [(1, UNEVEN), (1, UNEVEN[::-1])]
+    at_once, later = (trained(model, partition, slicing, lowered(program.split(pending=pending), model, partition, again), params,
+                              tokens, dtype, recompute=again) for pending in (0, 99))
+    same(right, at_once)
+    same(right, later)
+    assert all(a < b for a, b in zip(at_once[2], later[2], strict=True))
+
+
+@pytest.mark.parametrize("lengths", [[32, 32, 32, 7], [7, 32, 32, 32], [1] * 40 + [63], [16] * 6 + [7], [102, 1], [1, 102],
+                                     [40, 40, 23]], ids=str)
+def test_every_slicing_has_the_same_bits(lengths):
+    """Beside a micro-batch of two whole sequences, which are summed together, on ranks of which one has an attention alone."""
+    model, params, tokens, right = alone(True, "float32", 1, 2)
+    partition, again = partition_of(model, [1, 2]), ffns_of(model)
+    program = lowered(tp.schedules.seq1f1b(3, 2, [len(lengths), 1]).split(pending=0), model, partition, again)
+    same(right, trained(model, partition, [(1, lengths), (2, [TOKENS])], program, params, tokens, recompute=again))
+
+
+@pytest.mark.parametrize("schedule, ahead, dtype", [("seq1f1b", None, "bf16"), ("gpipe", 0, "float32"), ("seq1f1b", 1, "float32"),
+                                                    ("gpipe", 3, "float32")])
+def test_ffns_that_swap_have_the_same_bits(schedule, ahead, dtype):
+    """Where forward takes the place that SI brings to, too, and beside FFNs that are made again."""
+    model, params, tokens, right = alone(True, dtype, 1, 1)
+    partition, ffns = partition_of(model, [3]), [i for i, ffn in enumerate(ffns_of(model)) if ffn]
+    program = getattr(tp.schedules, schedule)(2, 2, len(UNEVEN)).split(pending=0)
+    for swapped in (ffns, ffns[:1]):
+        swap, again = (tuple(i in chosen for i in range(model.num_blocks)) for chosen in (swapped, set(ffns) - set(swapped)))
+        made = lowered(program, model, partition, again, swap, (), ahead)
+        same(right, trained(model, partition, [(1, UNEVEN), (1, UNEVEN[::-1])], made, params, tokens, dtype, recompute=again,
+                            swap=swap))
+
+
+def test_what_a_w_leaves_is_there_while_another_micro_batch_goes_forward():
+    """In the very place that its own swapped FFNs came back to: forward takes the first rows of that."""
+    model, params, tokens = problem(2, 24)
+    forward = [" ".join(f"0F{q}.{s} 0SO{q}.{s}" for s in range(3)) for q in range(2)]
+    back = [f"0SI{q}.{s} 0B{q}.{s}" for q in range(2) for s in (2, 1, 0)]
+    swap, partition, found = ffns_of(model), partition_of(model, []), []
+    for order in ([*forward, *back], [forward[0], *back[:2], forward[1], *back[2:]]):
+        program = tp.Program.parse(" ".join(order)).lower()
+        found.append(trained(model, partition, [(1, [4, 10, 10])] * 2, program, params, tokens, swap=swap))
+    same(*found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_gradients_agree_with_the_oracle(dtype):
+    model, params, tokens = problem(1, TOKENS, tie_weights=False)
+    partition, again = partition_of(model, [4]), ffns_of(model)
+    program = lowered(tp.schedules.seq1f1b(2, 1, len(UNEVEN)).split(pending=0), model, partition, again)
+
+    def work(engine):
+        return engine.run(tokens, step=1, update=False)[0], engine.export("grads")
+
+    parts = ranks_do(model, partition, [(1, UNEVEN)], program, work, params, dtype, recompute=again)
+    expected_loss, expected = ref.loss_and_grads(model, params, tokens)
+    assert abs(parts[-1][0] / expected_loss - 1) <= LOSS[dtype]
+    found = parts[0][1] | parts[1][1]
+    for name, right in expected.items():
+        assert np.linalg.norm(found[name] - right) <= NORM[dtype] * np.linalg.norm(right), name
+
+
+def room_of(lengths):
+    """Rows of a slice with those that are left to it, from the end of the sequence in whole groups: at most."""
+    total, end, most = sum(lengths), sum(lengths), 0
+    waits = total                                       # below this row none has been summed
+    for length in reversed(lengths):
+        end -= length
+        most = max(most, waits - end)
+        waits = end + (total - end) % GROUP
+    return most
+
+
+@pytest.mark.parametrize("lengths", [[16] * 12, [32] * 6, [12] * 16, [50, 46, 96], [2, 190]], ids=str)
+def test_one_slice_of_a_long_sequence_is_all_that_is_made_again(lengths):
+    """To the byte: FFNs' normalised inputs, h and g in a place to go forward in and one to go back in; and what I leaves to W, for
+    which h does not wait."""
+    model, *_ = problem(1, 192, n_layer=3, n_embd=32)
+    partition, slicing, again = partition_of(model, [4]), [(1, lengths)], ffns_of(model)
+    program, row = tp.schedules.seq1f1b(2, 1, len(lengths)).split(pending=0), 4 * 32
+    where, again_too = CUDA["float32"], lowered(program, model, partition, again)
+    kept = rank_memory(model, partition, slicing, program.lower(True), backend=where)
+    made = rank_memory(model, partition, slicing, again_too, backend=where, recompute=again)
+    for rank, (attentions, ffns, between) in enumerate(((2, 1, 3), (1, 2, 3))):
+        less = ffns * (5 + 5) + attentions * 4 + between
+        less = less * (192 - room_of(lengths)) + ffns * 4 * (192 - max(lengths))
+        assert kept[rank] - made[rank] == row * (less - 9 * max(lengths))
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_no_product_is_looked_for_within_a_step(reproducible, emulation):  # noqa: F811
+    """Whose rows lie elsewhere in a slice that is made again than in the forward, and of every number of rows that a W takes."""
+    model, params, tokens = problem(1, TOKENS, n_embd=20, n_head=2)     # rows of 80 bytes: of other alignments, one by one
+    partition, again, calls = partition_of(model, []), ffns_of(model), [ctypes.c_int64() for _ in range(3)]
+    program = lowered(tp.schedules.seq1f1b(1, 1, len(UNEVEN)).split(pending=0), model, partition, again)
+    emulator = ctypes.CDLL(emulation.__file__)
+
+    def asked():
+        emulator.tp_emu_cublaslt_calls(*map(ctypes.byref, calls))
+        return calls[0].value
+
+    def work(engine):
+        before = asked()
+        engine.run(tokens, step=1, **HYPER)
+        return before, asked()
+
+    (before, after), = ranks_do(model, partition, [(1, UNEVEN)], program, work, params, recompute=again, reproducible=reproducible)
+    assert before == after > 0
+
+
+def test_a_bound_is_below_a_sequence_in_slices():
+    """Of the fullest rank; what products work in is beside it."""
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=32, vocab_size=500, block_size=512, tie_weights=False)
+    again, slicing, ends, where = ffns_of(model), [(1, [16] * 32)], [0, 2, 4], CUDA["float32"]
+    partition = list(itertools.pairwise(ends))
+    program = lowered(tp.schedules.seq1f1b(2, 1, 32).split(pending=0), model, partition, again)
+    taken = max(rank_memory(model, partition, slicing, program, backend=where, recompute=again)) - (32 << 20)
+    for unit in (0, 16):
+        least = _core.least_memory(dimensions(model), (512, 1, slicing), unit, 1, 2, [0, 1], [1, 1], 1, 1, saves=saves_bytes(again),
+                                   partition=ends, **where.arguments)
+        assert 0.85 * taken < least <= taken
