@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _core, fit
+from . import _core, fit, gpu_weights
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
@@ -456,11 +456,8 @@ class CostModel:
         back. copies: of the model, among which the slices are divided. prompt: [stages, 4], blocks whose weight gradients wait for
         no other slice's. updates: each micro-batch has its own (U), and OPT is nothing."""
         F, I, W, left_s = _core.cost_durations(self._pack, stages[0], *slices[:3], prompt, len(slices[1]) if updates else copies)
-        if self.backend == "cuda":     # its weight gradients are made over whole micro-batches, with slice 0
-            first = np.cumsum(slices[1]) - slices[1]
-            whole = slices[0], np.ones_like(slices[1]), np.add.reduceat(slices[2], first).astype(np.int32)
-            W = np.zeros_like(W)
-            W[:, first] = _core.cost_durations(self._pack, stages[0], *whole, None, 1)[2] + (slices[1] - 1) * self.overhead_s
+        if self.backend == "cuda":
+            W = gpu_weights.seconds(self._pack, stages[0], *slices[:3], prompt, self.overhead_s)
         size = slices[3] * (self.element_bytes * model.n_embd if model else 0.0)
         head = stages[0][:, 3] > 0
         update = ({"U": stages[1][:, None] + np.outer(head, np.repeat(left_s, slices[1]))} if updates

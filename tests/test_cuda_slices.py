@@ -12,7 +12,7 @@ from test_cuda_stage import CUDA, HYPER, LOSS, NORM, emulation, partition_of, pr
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.engine import dimensions, rank_memory, saves_bytes
-from terapipe_c.planning.judge import Savings, saving
+from terapipe_c.planning.judge import Judge, Savings, saving
 
 GROUP = 32
 UNEVEN = [5, 30, 7, 1, 24, 3, 33]      # below a group and above one; most have no whole one
@@ -157,6 +157,33 @@ def test_one_slice_of_a_long_sequence_is_all_that_is_made_again(lengths):
         less = ffns * (5 + 5) + attentions * 4 + between
         less = less * (192 - room_of(lengths)) + ffns * 4 * (192 - max(lengths))
         assert kept[rank] - made[rank] == row * (less - 9 * max(lengths))
+
+
+@pytest.mark.parametrize("recompute", ["ffn", "full"])
+def test_a_plan_knows_which_slice_makes_weight_gradients(recompute):
+    """Of 3000 tokens in groups of 1024: with the slice that a group begins in, and the head's with the first. In C as in Python."""
+    line = {phase: [(n, n, 0, 1e-4 + 1e-6 * n) for n in (8, 16, 32)] for phase in "FIW"}
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=64, block_size=3000, tie_weights=False)
+    costs = tp.CostModel.from_measurements(dict.fromkeys(("attention", "ffn", "head"), line), overhead_s=1e-6, model=model,
+                                           seq_len=3000, micro_batch=2, backend="cuda", dtype="bf16")
+    slicing, cut = ((1, (1000, 1500, 500)), (1, (3000,)), (2, (1500, 1500)), (1, (100, 2900))), ((0, 3), (3, 6))
+    saves = tuple(block.kind == "ffn" or (recompute == "full" and block.kind == "attention") for block in model.blocks)
+    judge = Judge(model, costs, 2, 1, None)
+    found = judge.judge("1f1b", cut, slicing, 0, Savings(saves))
+    assert found.seconds == pytest.approx(judge.lowered(found).simulate(judge.full_durations(found)).makespan_s, rel=1e-12)
+    W = judge.durations(cut, slicing, Savings(saves))["W"]
+
+    def of(tokens, kind="ffn", batch=1):
+        return costs.block_seconds(kind, "W", tokens, 0, batch)
+
+    for stage, (blocks, heads) in enumerate(((2, 0), (2, 1))):
+        each = [(blocks + heads) * of(n, batch=b) for n, b in ((3000, 1), (3000, 1), (3000, 2), (3000, 1))]
+        right = [each[0] + 3e-6, 0, 0, each[1] + 1e-6, each[2] + 2e-6, 0, each[3] + 2e-6, 0]
+        if recompute == "ffn":
+            top = heads * of(3000, "head") + 1e-6
+            right[:3] = blocks * of(1976) + top, blocks * of(1024) + 1e-6, 1e-6
+            right[6:] = blocks * of(952) + top, blocks * of(2048) + 1e-6
+        assert W[stage] == pytest.approx(right)
 
 
 @pytest.mark.parametrize("reproducible", [True, False])

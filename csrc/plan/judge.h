@@ -24,7 +24,7 @@ typedef struct {
     double row_bytes;         /* of a token in a message */
     /* A tied weight on two ranks: AR is of the rows' gradients and of the new values, which come back with OPT. */
     double tied_latency_s, tied_row_s, tied_values_s;
-    int whole_weights;        /* W of a micro-batch is done with its first slice */
+    int whole_weights;        /* W of a micro-batch is done with its first slice, or in groups of rows (cuda/stage.h) */
     /* Seconds of OPT, or of each U, on a stage of p parameters: update_s + p update_param_s, and update_head_s where the head is; the
      * replicas' ring: ring_s[i] + p ring_param_s[i], of replicas of i + 1 copies of the model (sched.h). params: of a block of each
      * kind; copied: more where the head is without the embedding, and less where that is without the head. */

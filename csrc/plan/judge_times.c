@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/model/waits.h"
+
 enum { F, I, W, UPDATE, SUMS, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
 /* Of the halves of forwards, behind the whole's; or of guests. */
 enum { F_FIRST = WHOLE, F_SECOND, LINK_FIRST, LINK_SECOND, COPY_FIRST, COPY_SECOND, SPARE_I, SPARE_W, ALL };
@@ -130,25 +132,55 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
     }
 }
 
-/* W of a micro-batch is made with its first slice, of all its rows at once. */
+/* Whether weight gradients of one sequence are made in groups (cuda/stage.h): FFNs alone are made again. */
+static int
+sums_groups(const tp_judge *judge, const int32_t *remade)
+{
+    int64_t attentions = 0, ffns = 0;
+    for (int k = 0; remade != NULL && k < judge->stages; k++) {
+        attentions += remade[k * TP_BLOCK_KINDS + TP_ATTENTION];
+        ffns += remade[k * TP_BLOCK_KINDS + TP_FFN];
+    }
+    return attentions == 0 && ffns > 0;
+}
+
+/* W of a unit, of `rows` rows, and of `heads` of the head; what `times` instructions cost besides. */
 static void
-gather_weights(const tp_judge *judge, const tp_candidate *c, int64_t units)
+put_weights(const tp_judge *judge, const tp_candidate *c, int32_t q, double times, double rows, double heads, int64_t unit,
+            int64_t units)
 {
     const tp_cost *cost = judge->asked.costs.cost;
+    double seconds[TP_BLOCK_KINDS];
+    for (int kind = 0; kind < TP_BLOCK_KINDS; kind++) {
+        double own = kind == TP_HEAD ? heads : rows;
+        seconds[kind] = own > 0.0 ? tp_cost_seconds(&cost->curve[kind][TP_COST_W], own, 0.0, c->batches[q]) : 0.0;
+    }
+    for (int k = 0; k < judge->stages; k++) {
+        double *w = table_of(judge, W) + k * units + unit;
+        *w = times * cost->overhead_s;
+        for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
+            *w += judge->blocks[k * TP_BLOCK_KINDS + kind] * seconds[kind];
+    }
+}
+
+/* W of a micro-batch is made with its first slice, of all its rows at once; of one sequence in groups with those that they begin in,
+ * but for the head's. */
+static void
+gather_weights(const tp_judge *judge, const tp_candidate *c, int64_t units, int groups)
+{
     const int32_t *length = c->lengths;
     int64_t unit = 0;
-    for (int32_t q = 0; q < c->micros; unit += c->slices[q++]) {
-        double total = 0.0, seconds[TP_BLOCK_KINDS];
+    for (int32_t q = 0; q < c->micros; length += c->slices[q++]) {
+        int apart = groups && c->batches[q] == 1 && c->slices[q] > 1;
+        int64_t total = 0, begin = 0, from = 0;
         for (int32_t s = 0; s < c->slices[q]; s++)
-            total += *length++;
-        for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
-            seconds[kind] = tp_cost_seconds(&cost->curve[kind][TP_COST_W], total, 0.0, c->batches[q]);
-        for (int k = 0; k < judge->stages; k++) {
-            double *w = table_of(judge, W) + k * units + unit;
-            memset(w, 0, (size_t)c->slices[q] * sizeof *w);
-            w[0] = c->slices[q] * cost->overhead_s;
-            for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
-                w[0] += judge->blocks[k * TP_BLOCK_KINDS + kind] * seconds[kind];
+            total += length[s];
+        for (int32_t s = 0; s < c->slices[q]; s++, unit++) {
+            begin += length[s];
+            int64_t end = s + 1 < c->slices[q] ? tp_groups_begin(TP_CUDA_WEIGHT_ROWS, total, s + 1, begin) : total;
+            double all = s == 0 ? (double)total : 0.0, times = s == 0 ? (double)c->slices[q] : 0.0;
+            put_weights(judge, c, q, apart ? 1.0 : times, apart ? (double)(end - from) : all, all, unit, units);
+            from = end;
         }
     }
 }
@@ -212,7 +244,7 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
         if (judge->blocks[k * TP_BLOCK_KINDS + TP_HEAD] > 0)
             table_of(judge, UPDATE)[k * units] += judge->left_s[0];
     if (judge->asked.costs.whole_weights)
-        gather_weights(judge, c, units);
+        gather_weights(judge, c, units, sums_groups(judge, remade));
     for (size_t n = 0; n < sizeof ops / sizeof ops[0]; n++)
         out->seconds[ops[n].op] = table_of(judge, ops[n].table);
     if (apart) {
