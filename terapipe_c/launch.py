@@ -85,7 +85,8 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
             differs for plans alone that need it: schedule pipedream's, and those with replicas (``data_parallel``, or chimera's two
             copies of the model), which add their gradients in ascending order, the same bits for as many replicas of any stages,
             slices and schedule. On
-            "cuda" both are for any slices of the same micro-batches; without replicas False promises nothing, and is faster.
+            "cuda" both are for any slices of the same micro-batches, beyond 1024 tokens among plans that recompute or swap FFNs
+            alone and among all others; without replicas False promises nothing, and is faster.
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever (for NCCL to connect ranks, 60 s).
             A checkpoint may take longer.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
