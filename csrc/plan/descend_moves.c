@@ -179,8 +179,8 @@ tp_move_make(tp_move_room *room, const tp_move *move)
         unit += room->slices[q];
     }
     room->trial_units = unit;
-    return (tp_candidate){room->order,  room->pending, room->micros, room->boundary, room->batches,
-                          room->slices, room->lengths, NULL};
+    return (tp_candidate){.order = room->order,     .pending = room->pending, .micros = room->micros, .boundary = room->boundary,
+                          .batches = room->batches, .slices = room->slices,   .lengths = room->lengths};
 }
 
 tp_candidate

@@ -478,8 +478,8 @@ class Judge:
         return min(fit, key=pace, default=None)
 
     def front(self, whole: bool = True) -> list[Candidate]:
-        """Of all candidates that were judged here those that need less memory than any as fast, the fastest first; with those of whole
-        B if ``whole``."""
+        """Of all candidates that were judged here those that need less memory than any as fast, the fastest first; those of whole B
+        only if ``whole``."""
         found, least = list[Candidate](), _UNMADE
         for c in sorted((c for c in self._seen.values() if whole or c.pending != WHOLE), key=pace):
             if (needed := max(self.peak_bytes(c))) < least:
