@@ -61,7 +61,7 @@ def test_every_question_is_listed():
 
 
 def test_a_model_leaves_the_gpu_some_memory(monkeypatch):
-    """GPT-2 1558M as it is trained on an H200 takes 82 GB: an H100 has 84, and not for it alone."""
+    """GPT-2 1558M as it is trained on an H200 takes 59 GB: a GPU of 59 has not all of it for that."""
     cuda_emu = pytest.importorskip("cuda_emu")
     if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
         pytest.skip("no CUDA sources beside the tests, or no gcc")
@@ -70,7 +70,7 @@ def test_a_model_leaves_the_gpu_some_memory(monkeypatch):
     training = asked.answer.__globals__
     most = training["SIZES"]["1558M"][1]
     assert training["sized"]("1558M", 141 << 30)[1] == most
-    device_bytes = 78 << 30
+    device_bytes = 55 << 30
     model, batch, micros = training["sized"]("1558M", device_bytes)
     assert most - 2 <= batch < most and micros == training["SIZES"]["1558M"][2]
     assert training["bytes_of"](model, batch, micros) <= device_bytes - (3 << 30)

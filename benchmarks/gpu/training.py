@@ -230,7 +230,8 @@ def some_params(model):
 
 def sized(size, device_bytes=None):
     """(model, sequences of a micro-batch, micro-batches of a step): of SIZES, or fewer sequences where the GPU has no room for
-    them. GPT-2 1558M takes 82 of an H100's 84 or 85 GB with 12, and the contexts, cublasLt's kernels and graphs want some too."""
+    them. GPT-2 1558M takes 59 GB with 12 (82 where the blocks of a stage share no room for gradients), and the contexts, cublasLt's
+    kernels and graphs want some too."""
     import terapipe_c as tp
 
     if small():
