@@ -132,6 +132,27 @@ def test_an_order_that_holds_too_much():
     assert str(max(plan().peak_memory_bytes)) in str(refused.value)
 
 
+@pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {"schedule": "chimera"}], ids=["kept", "full", "chimera"])
+def test_b_stay_whole_where_i_and_w_hold_too_much(options):
+    """Stages go back block by block then: plans that fit so were refused in the order that they have."""
+    given = plan(slicing=[(1, [SEQ])] * BATCH, **{"schedule": "1f1b", **options})
+    program = given.program.strip() if given.schedule == "chimera" else tp.schedules.one_f_one_b(2, BATCH)
+    order = re.sub(r"(\d+)I(\d+\.\d+) \1W\2", r"\1B\2", str(program))
+    order = tp.Program.parse(re.sub(r"\d+R\d+\.\d+", "", order))
+    assert set(order.counts) == set("FB")
+    apart = given.with_program(order)
+    with pytest.raises(tp.InfeasibleError, match=r"memory_bytes = (\d+)") as refused:
+        dataclasses.replace(given, memory_limit_bytes=1).with_program(order)
+    least = int(re.search(r"memory_bytes = (\d+)", str(refused.value))[1])
+    whole = dataclasses.replace(given, memory_limit_bytes=least).with_program(order)
+    assert max(whole.peak_memory_bytes) == least < max(apart.peak_memory_bytes)
+    assert "B" in whole.program.counts and "I" not in whole.program.counts and "I" in apart.program.counts
+    if given.schedule == "1f1b":
+        limited = plan(slicing=[(1, [SEQ])] * BATCH, schedule="1f1b", partition=given.stages, memory_bytes=least, **options)
+        assert limited.with_program(order).program == limited.program == whole.program
+        assert trained(whole) == trained(apart)
+
+
 def test_a_program_that_holds_too_much_is_told_the_least_that_its_swaps_need():
     """What is brought back later takes longer and holds less: these are the bytes that the refusal names."""
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=64, block_size=256)
