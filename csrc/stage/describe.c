@@ -352,6 +352,8 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
     tp_stage_arena lent = {stage->config.lent, 0, from->align, from->element}, *ends = lent.base == NULL ? from : &lent;
     stage->lent_bytes = 0;
     int64_t slice = rows_of_slice(stage);
+    if (slice >= tp_stage_rows(stage) && !stage->sizes.moves_seldom && !stage->config.one_room) /* room for all takes no more */
+        stage->config.slice_gradients = stage->config.remake_slices = 0;
     stage->slice_rows = stage->config.slice_gradients ? slice : tp_stage_rows(stage);
     stage->remade_rows = stage->config.remake_slices ? slice : tp_stage_rows(stage);
     stage->slots = from->base == NULL ? NULL : from->base + from->used;
