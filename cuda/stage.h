@@ -5,12 +5,13 @@
  *
  * Slicing invariance. All that is summed over tokens is summed over whole micro-batches: W does its work at slice 0, over
  * every row of the micro-batch. Where the model's FFNs alone are made again or swapped, a micro-batch of one sequence is summed in
- * groups of TP_CUDA_WEIGHT_ROWS rows, counted from its end, each of which is one product whatever the slices, stages and schedule. So W
- * of a slice takes the whole groups that begin in it, and slice 0's all that is left: where there is room for one slice alone
- * (config.slice_gradients), what is below the groups is put by for that. Attention's o, d_o, delta and q, k, v stay whole: I of earlier slices reads them. The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in
- * a tile of TP_CUDA_HEAD_TILE rows, counted from row 0 of the batch, and d(weight) takes whole tiles: in F, where the next rows
- * need the tile; the batch's last in W, so that no stage waits for it. Embedding rows wait for the end of the step. The last
- * stage sees rows ascending in F, every stage micro-batches ascending in W (tp_program_check_canonical).
+ * groups of TP_CUDA_WEIGHT_ROWS rows, counted from its end, each of which is one product whatever the slices, stages and schedule. So
+ * W of a slice takes the whole groups that begin in it, and slice 0's all that is left: where there is room for one slice alone
+ * (config.slice_gradients), what is below the groups is put by for that. Attention's o, d_o, delta and q, k, v stay whole: I of
+ * earlier slices reads them. The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in a tile of
+ * TP_CUDA_HEAD_TILE rows, counted from row 0 of the batch, and d(weight) takes whole tiles: in F, where the next rows need the tile;
+ * the batch's last in W, so that no stage waits for it. Embedding rows wait for the end of the step. The last stage sees rows ascending
+ * in F, every stage micro-batches ascending in W (tp_program_check_canonical).
  *
  * Graphs. What a call does follows from its arguments alone, so that a graph may stand for it. This holds of stages with versions
  * of their weights too, as each micro-batch reads the same version in every step (csrc/stage/versions.c). Such stages update after

@@ -303,17 +303,17 @@ stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretc
     return norm_params(stage, self, at, part, tp_cuda_row(stage, grads->d_norm, grads_row, width));
 }
 
-/* Move the first `rows` rows of this slice and those that wait behind them `up` rows up in an array: on from above where none is
- * overwritten that is still to move, else by way of the workspace, which no product is using. */
+/* Move `rows` rows of an array `up` rows up: on from above where none is overwritten that is still to move, else by way of the
+ * workspace, which no product is using. */
 static tp_status
-put_by(tp_stage *stage, const tp_slice_at *at, void *array, int64_t width, int64_t rows, int64_t up)
+put_by(tp_stage *stage, void *first, int64_t width, int64_t rows, int64_t up)
 {
     tp_cuda_device *cuda = stage->rank->cuda;
     size_t row = (size_t)width * stage->base.sizes.element;
     int64_t fit = (int64_t)(TP_CUDA_GEMM_BYTES / row), most = up < rows && up < fit ? fit : up;
-    for (int64_t end = rows, now; end > 0; end -= now) {
+    for (int64_t end = up > 0 ? rows : 0, now; end > 0; end -= now) {
         now = most < end ? most : end;
-        char *from = tp_cuda_row(stage, array, at->begin - at->room_begin + end - now, width), *to = from + (size_t)up * row;
+        char *from = tp_cuda_row(stage, first, end - now, width), *to = from + (size_t)up * row;
         void *by = now > up ? stage->rank->workspace : to;
         STAGE_RUN(stage, tp_cuda_copy(cuda, stage->rank->stream, by, from, (size_t)now * row, TP_CUDA_ON_DEVICE));
         if (by != to)
@@ -322,24 +322,28 @@ put_by(tp_stage *stage, const tp_slice_at *at, void *array, int64_t width, int64
     return TP_OK;
 }
 
-/* What this block's W has been the last to read, and leaves to that of the slice before, to where that has it. */
+/* What this block's W has been the last to read, and leaves to that of the slice before, to where that has it: the first rows of this
+ * slice and those that wait behind them. */
 static tp_status
 put_block_by(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
     const tp_gradients *grads = &self->gradients[at->gslot];
     int64_t width = stage->base.config.model.n_embd, rows = tp_stage_groups_begin(&stage->base, at->micro, at->slice) - at->begin;
-    int64_t up = at->room_begin - tp_stage_at(&stage->base, at->q, at->slice - 1, TP_WHOLE, at->slot, at->gslot).room_begin;
-    if (rows == 0 || up == 0)
-        return TP_OK;
-    if (self->saves && stage->base.config.remake_slices) { /* nobody reads h again */
-        TP_TRY(put_by(stage, at, tp_stage_inner(self, at)->norm, width, rows, up));
-        TP_TRY(put_by(stage, at, tp_stage_inner(self, at)->g, 4 * width, rows, up));
+    const tp_slice_at before = tp_stage_at(&stage->base, at->q, at->slice - 1, TP_WHOLE, at->slot, at->gslot);
+    int64_t up = at->room_begin - before.room_begin, row = at->begin - at->room_begin;
+    if (rows > 0 && self->saves && stage->base.config.remake_slices) { /* nobody reads h again */
+        TP_TRY(put_by(stage, tp_cuda_row(stage, tp_stage_inner(self, at)->norm, row, width), width, rows, up));
+        TP_TRY(put_by(stage, tp_cuda_row(stage, tp_stage_inner(self, at)->g, row, 4 * width), 4 * width, rows, up));
     }
-    TP_TRY(self->kind == TP_ATTENTION ? put_by(stage, at, grads->dqkv, 3 * width, rows, up)
-                                      : put_by(stage, at, grads->dh, 4 * width, rows, up));
-    TP_TRY(put_by(stage, at, grads->d_norm, width, rows, up));
-    return block + 1 < stage->base.blocks ? put_by(stage, at, self[1].gradients[at->gslot].d_input, width, rows, up) : TP_OK;
+    int64_t wide = (self->kind == TP_ATTENTION ? 3 : 4) * width;
+    up = at->gradients_begin - before.gradients_begin;
+    row = at->begin - at->gradients_begin;
+    TP_TRY(put_by(stage, tp_cuda_row(stage, self->kind == TP_ATTENTION ? grads->dqkv : grads->dh, row, wide), wide, rows, up));
+    TP_TRY(put_by(stage, tp_cuda_row(stage, grads->d_norm, row, width), width, rows, up));
+    if (block + 1 == stage->base.blocks)
+        return TP_OK;
+    return put_by(stage, tp_cuda_row(stage, self[1].gradients[at->gslot].d_input, row, width), width, rows, up);
 }
 
 static tp_status

@@ -3,6 +3,7 @@ bits in every cut. Groups of weight gradients have 32 rows here, on a GPU 1024."
 import ctypes
 import functools
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -157,6 +158,28 @@ def test_one_slice_of_a_long_sequence_is_all_that_is_made_again(lengths):
         less = ffns * (5 + 5) + attentions * 4 + between
         less = less * (192 - room_of(lengths)) + ffns * 4 * (192 - max(lengths))
         assert kept[rank] - made[rank] == row * (less - 9 * max(lengths))
+
+
+@pytest.mark.parametrize("lengths", [[2, 190], [16] * 12, [50, 46, 96], [170, 22]], ids=str)
+def test_ffns_that_come_back_where_they_went_forward_take_no_more_than_whole_micro_batches(lengths):
+    """To the byte. What W puts by is beside a slice's own rows; but where a forward comes between two slices, it is behind
+    the rows of the longest, which are what that forward takes: of what comes back alone, and not of gradients."""
+    model, *_ = problem(2, 192, n_layer=3, n_embd=32)
+    ffns, row, last = ffns_of(model), 4 * 32, len(lengths) - 1
+    forward = [" ".join(f"0F{q}.{s} 0SO{q}.{s}" for s in range(last + 1)) for q in range(2)]
+    first, *others = [f"0SI{q}.{s} 0B{q}.{s}" for q in range(2) for s in range(last, -1, -1)]
+
+    def taken(saves, *order):
+        text = " ".join(order) if saves else re.sub("0S[IO][0-9.]+", "", " ".join(order))
+        return rank_memory(model, partition_of(model, []), [(1, lengths)] * 2, tp.Program.parse(text).lower(),
+                           backend=CUDA["float32"], swap=ffns if saves else ())[0]
+
+    apart, between = [*forward, first, *others], [forward[0], first, forward[1], *others]
+    room, longest = room_of(lengths), max(lengths)
+    left = max(sum(lengths[s:]) % GROUP for s in range(1, last + 1))
+    less = 3 * (2 * 9 * 192 - 5 * room - 4 * longest) + (3 * (5 + 4) + 7) * (192 - room)
+    assert taken(False, *apart) - taken(True, *apart) == row * less
+    assert taken(True, *between) - taken(True, *apart) == row * 3 * 5 * (longest + left - room)
 
 
 @pytest.mark.parametrize("recompute", ["ffn", "full"])

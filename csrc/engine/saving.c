@@ -328,18 +328,31 @@ tp_engine_goes_by_block(const tp_engine_config *config, const tp_stage_counts *c
     return by_block;
 }
 
+/* Does a forward, or a micro-batch on its way forward, come between an SI and the last that reads what it brought? */
+static tp_status
+crosses(const tp_engine_config *config, int stage, int whole, int *out)
+{
+    walk x;
+    TP_TRY(walk_open(&x, config));
+    x.whole = whole;
+    *out = walk_stage(&x, config, stage) != TP_OK || x.crossed;
+    free(x.forward);
+    return TP_OK;
+}
+
 tp_status
 tp_engine_has_one_room(const tp_engine_config *config, int stage, int *one)
 {
-    walk x;
-    int slices;
+    int slices, crossed;
     *one = 0;
     if (stage_saves(config, stage, TP_SWAPS) == 0 || tp_program_has_two_places(config->program, stage))
         return TP_OK;
     TP_TRY(tp_engine_remakes_slices(config, stage, &slices));
-    TP_TRY(walk_open(&x, config));
-    x.whole = !slices;
-    *one = walk_stage(&x, config, stage) == TP_OK && !x.crossed;
-    free(x.forward);
+    TP_TRY(crosses(config, stage, 1, &crossed));
+    *one = crossed ? 0 : TP_ROOM_BETWEEN_MICROS;
+    if (!crossed || !slices)
+        return TP_OK;
+    TP_TRY(crosses(config, stage, 0, &crossed));
+    *one = crossed ? 0 : TP_ROOM_BETWEEN_SLICES;
     return TP_OK;
 }

@@ -227,9 +227,9 @@ lay_leaving(tp_stage_base *stage, tp_stage_arena *ends)
 }
 
 /* Rows of one slice alone, with behind them the most that a W leaves to the next; where it moves them seldom, the most of a slice with
- * its own. Not so where forward takes the first rows, whatever is put by (tp_lay_slots: one_room). */
+ * its own. Not so where forward takes the first rows while there are such (`between`). */
 static int64_t
-rows_of_slice(const tp_stage_base *stage)
+rows_of_slice(const tp_stage_base *stage, int between)
 {
     const tp_slicing *slicing = stage->config.slicing;
     int64_t left = 0, own = 0;
@@ -245,7 +245,7 @@ rows_of_slice(const tp_stage_base *stage)
         }
     }
     int64_t most = slicing->max_rows + left;
-    return stage->sizes.moves_seldom && !stage->config.one_room && own < most ? own : most;
+    return stage->sizes.moves_seldom && !between && own < most ? own : most;
 }
 
 /* Room for the gradients of whichever block of the stage takes most. */
@@ -351,11 +351,11 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
     int heads = tp_stage_heads(stage);
     tp_stage_arena lent = {stage->config.lent, 0, from->align, from->element}, *ends = lent.base == NULL ? from : &lent;
     stage->lent_bytes = 0;
-    int64_t slice = rows_of_slice(stage);
-    if (slice >= tp_stage_rows(stage) && !stage->sizes.moves_seldom && !stage->config.one_room) /* room for all takes no more */
+    int between = stage->config.one_room == TP_ROOM_BETWEEN_SLICES, keeps_place = stage->sizes.moves_seldom || stage->config.one_room;
+    if (!keeps_place && rows_of_slice(stage, 0) >= tp_stage_rows(stage)) /* room for all takes no more */
         stage->config.slice_gradients = stage->config.remake_slices = 0;
-    stage->slice_rows = stage->config.slice_gradients ? slice : tp_stage_rows(stage);
-    stage->remade_rows = stage->config.remake_slices ? slice : tp_stage_rows(stage);
+    stage->slice_rows = stage->config.slice_gradients ? rows_of_slice(stage, 0) : tp_stage_rows(stage);
+    stage->remade_rows = stage->config.remake_slices ? rows_of_slice(stage, between) : tp_stage_rows(stage);
     stage->slots = from->base == NULL ? NULL : from->base + from->used;
     for (int slot = 0; slot < stage->config.activation_slots; slot++) {
         size_t begin = from->used, lent_begin = stage->lent_bytes;
@@ -402,23 +402,22 @@ tp_stage_bytes_of(tp_stage_base *stage, size_t memory)
 
 /* ---- a slice --------------------------------------------------------------------------------------------------------- */
 
-/* tp_slice_at.room_begin, of a W that moves seldom: slices lie below what is put by for them, from the end of the buffers down. Where
- * nothing is put by the next slice begins at that end anew, and where it has no room what is put by moves there: at every W where
- * forward takes the first rows (one_room). Where all rows have room, each has its place. */
+/* tp_slice_at.room_begin in room for so many rows, of a W that moves seldom: slices lie below what is put by for them, from the end
+ * of the buffers down. Where nothing is put by the next slice begins at that end anew, and where it has no room what is put by moves
+ * there: at every W where forward takes the first rows (`between`). Where all rows have room, each has its place. */
 static int64_t
-room_begin(const tp_stage_base *stage, const tp_slice_at *at)
+room_begin(const tp_stage_base *stage, const tp_slice_at *at, int64_t room, int between)
 {
     const tp_stage_config *config = &stage->config;
     const tp_micro *cut = at->micro;
-    int64_t room = stage->slice_rows;
     if (!stage->sizes.moves_seldom)
         return at->first_row + at->rows - config->slicing->max_rows;
-    if (!config->slice_gradients || cut->slices == 1 || (room == tp_stage_rows(stage) && !config->one_room))
+    if (!config->slice_gradients || cut->slices == 1 || (room == tp_stage_rows(stage) && !between))
         return 0;
     int64_t begin = cut->start[cut->slices] - room;
     for (int s = cut->slices - 2; s >= at->slice; s--) {
         int64_t end = tp_stage_groups_begin(stage, cut, s + 1);
-        if (config->one_room || end == cut->start[s + 1] || cut->start[s] < begin)
+        if (between || end == cut->start[s + 1] || cut->start[s] < begin)
             begin = end - room;
     }
     return begin;
@@ -439,7 +438,9 @@ tp_stage_at(const tp_stage_base *stage, int micro, int slice, tp_half half, int 
     at.batch_row = (int64_t)cut->first_seq * seq_len;
     at.all_rows = (int64_t)cut->batch * seq_len;
     at.whole = cut->batch > 1 && cut->slices > 1;
-    at.room_begin = room_begin(stage, &at);
+    at.room_begin = at.gradients_begin = room_begin(stage, &at, stage->slice_rows, 0);
+    if (stage->config.one_room == TP_ROOM_BETWEEN_SLICES)
+        at.room_begin = room_begin(stage, &at, stage->remade_rows, 1);
     return at;
 }
 

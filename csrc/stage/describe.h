@@ -74,7 +74,8 @@ typedef struct {
     int64_t slice_rows;   /* room of what one slice's I brings to its W: R, but where config.slice_gradients as many as a slice has
                              and, behind them, as many as a W leaves to the next; where W moves_seldom, the most of a slice with
                              those that are left to it */
-    int64_t remade_rows;  /* the same of R and SI, where config.remake_slices */
+    int64_t remade_rows;  /* the same of R and SI, where config.remake_slices; as if W moved them always, where forward takes the first
+                             rows of it between two slices (config.one_room) */
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
     char *versions;       /* values and copies of version 1 and up, version_bytes each */
@@ -244,10 +245,11 @@ typedef struct {
     int64_t first_row, rows; /* of the slice in the micro-batch's buffers */
     int64_t batch_row;       /* first row of the micro-batch among all rows of the batch */
     int64_t all_rows;        /* of the micro-batch */
-    int64_t room_begin;      /* which row of the micro-batch is the first of buffers that hold one slice alone, and what is put by for its
+    int64_t gradients_begin; /* which row of the micro-batch is the first of buffers that hold one slice alone, and what is put by for its
                                 W: negative where the first is before the micro-batch. The slice's last row is always row max_rows - 1,
                                 so that the rows which later slices put by follow at a fixed place; where W moves_seldom, see
                                 describe.c */
+    int64_t room_begin;      /* the same of what R and SI bring: another where forward takes the first rows of it between two slices */
     int whole;               /* several sequences and several slices */
 } tp_slice_at;
 
@@ -267,7 +269,7 @@ tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
 static inline int64_t
 tp_stage_slice_begin(const tp_stage_base *stage, const tp_slice_at *at)
 {
-    return stage->config.slice_gradients ? at->room_begin : 0;
+    return stage->config.slice_gradients ? at->gradients_begin : 0;
 }
 /* The same for that inner's buffers. */
 static inline int64_t

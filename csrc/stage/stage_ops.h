@@ -25,6 +25,8 @@ typedef enum {
     TP_SWAPS    /* copies it out of the device's memory (SO) and back in (SI) */
 } tp_saves;
 
+enum { TP_ROOM_BETWEEN_MICROS = 1, TP_ROOM_BETWEEN_SLICES }; /* tp_stage_config.one_room */
+
 typedef struct {
     tp_model model;
     const tp_slicing *slicing;    /* borrowed for the stage's life */
@@ -41,9 +43,9 @@ typedef struct {
                                      may be, or the stage keeps everything */
     int by_block;                 /* 1: every backward is of a whole micro-batch, by `backward` alone, both gradients of a block before
                                      the next one's: blocks share the room of theirs. Only where the provider has `backward` */
-    int one_room;                 /* 1: what forward made is swapped out before anything is swapped in, and what was swapped in has
-                                     been read before the next forward (of the whole micro-batch, unless remake_slices): one buffer
-                                     serves both */
+    int one_room;                 /* not 0: what forward made is swapped out before anything is swapped in, and what was swapped in
+                                     has been read before the next forward, of the whole micro-batch, or else with remake_slices
+                                     of that slice, so that what W puts by is still there: one buffer serves both */
     int two_places;               /* 1: what forward makes and SO copies out has two buffers: of even and of odd activation slots */
     int versions;                 /* of the values, at most at once, where U makes them (csrc/sched/sched.h); 0: no U, and gradients
                                      are summed over all micro-batches */
