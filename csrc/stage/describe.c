@@ -355,7 +355,9 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
     if (!keeps_place && rows_of_slice(stage, 0) >= tp_stage_rows(stage)) /* room for all takes no more */
         stage->config.slice_gradients = stage->config.remake_slices = 0;
     stage->slice_rows = stage->config.slice_gradients ? rows_of_slice(stage, 0) : tp_stage_rows(stage);
-    stage->remade_rows = stage->config.remake_slices ? rows_of_slice(stage, between) : tp_stage_rows(stage);
+    stage->remade_rows = stage->slice_rows;
+    if (between || stage->config.remake_slices != stage->config.slice_gradients)
+        stage->remade_rows = stage->config.remake_slices ? rows_of_slice(stage, between) : tp_stage_rows(stage);
     stage->slots = from->base == NULL ? NULL : from->base + from->used;
     for (int slot = 0; slot < stage->config.activation_slots; slot++) {
         size_t begin = from->used, lent_begin = stage->lent_bytes;
