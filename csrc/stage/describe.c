@@ -352,7 +352,8 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
     tp_stage_arena lent = {stage->config.lent, 0, from->align, from->element}, *ends = lent.base == NULL ? from : &lent;
     stage->lent_bytes = 0;
     int between = stage->config.one_room == TP_ROOM_BETWEEN_SLICES, keeps_place = stage->sizes.moves_seldom || stage->config.one_room;
-    if (!keeps_place && rows_of_slice(stage, 0) >= tp_stage_rows(stage)) /* room for all takes no more */
+    int one = stage->config.slice_gradients || stage->config.remake_slices;
+    if (one && !keeps_place && rows_of_slice(stage, 0) >= tp_stage_rows(stage)) /* room for all takes no more */
         stage->config.slice_gradients = stage->config.remake_slices = 0;
     stage->slice_rows = stage->config.slice_gradients ? rows_of_slice(stage, 0) : tp_stage_rows(stage);
     stage->remade_rows = stage->slice_rows;
