@@ -80,6 +80,32 @@ def test_what_a_plan_saves_it_still_saves(recompute):
     assert max(own.peak_memory_bytes) < max(given.peak_memory_bytes) and trained(own) == trained(given)
 
 
+@pytest.mark.parametrize("recompute", [None, "full"])
+def test_a_plan_with_whole_backwards_takes_its_own_program_back(recompute):
+    """At its limit nothing else fits; without one what B sends does not wait for W."""
+    free = plan(slicing=1, recompute=recompute)
+    with pytest.raises(tp.InfeasibleError) as refused:
+        plan(slicing=1, recompute=recompute, schedule="1f1b", memory_bytes=1)
+    given = plan(slicing=1, recompute=recompute, schedule="1f1b", memory_bytes=refused.value.memory_bytes)
+    assert "B" in given.program.counts
+    own = given.with_program(tp.schedules.one_f_one_b(2, BATCH))
+    assert str(own.program) == str(given.program) and own.peak_memory_bytes == given.peak_memory_bytes
+    assert own.step_time_s == given.step_time_s and trained(own) == trained(given)
+    assert "I" in free.with_program(tp.schedules.one_f_one_b(2, BATCH)).program.counts
+
+
+@pytest.mark.parametrize("recompute", ["attention", "full"])
+def test_attention_is_made_again_all_slices_at_once_where_that_is_faster_and_fits(recompute):
+    model, asked = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=60, block_size=128), (CLUSTER, 1, 128)
+    given = tp.plan(model, *asked, planner="terapipe", schedule="gpipe", stages=2, slicing=4, recompute=recompute)
+    order = tp.Program.parse(re.sub(r"\b\d+R\d+\.\d+\b", "", str(given.program.strip())))
+    own = given.with_program(order)
+    assert str(own.program) == str(given.program) and own.step_time_s == given.step_time_s
+    least = max(own.peak_memory_bytes) - 1
+    lean = dataclasses.replace(given, memory_limit_bytes=least).with_program(order)
+    assert max(lean.peak_memory_bytes) <= least and lean.step_time_s > own.step_time_s
+
+
 def test_stages_may_lie_elsewhere():
     given = plan(slicing=1, schedule="interleaved", chunks=2)
     own = given.with_program(tp.schedules.zb_v(2, BATCH))

@@ -36,20 +36,19 @@ def with_program(plan: Plan, program: Any) -> Plan:
     if "U" in plan.program.counts:
         raise InvalidValueError(f"the plan's schedule is {plan.schedule}, whose micro-batches have their own updates: a plan with "
                                 "one update a step, such as tp.plan(schedule='1f1b'), would be right")
-    whole = _compute(program)
-    _check_shape(plan, whole)
-    compute, limit = _apart(whole), plan.memory_limit_bytes
+    compute = _compute(program)
+    _check_shape(plan, compute)
+    ways = [each for order in _orders(compute) for each in _saved(plan, order)]
     durations = _durations(plan, compute)
-    programs = _programs(plan, compute, durations)
-    programs[0].check(canonical=True)                          # the others differ only in where their SI stand
-    _check_neighbours(programs[0])
-    peaks = [_peak(plan, each) for each in programs]
-    if limit is not None and min(map(max, peaks)) > limit and all(len(lengths) == 1 for _, lengths in plan.slicing):
-        programs += _programs(plan, whole, durations)          # B as they are take less: stages go back block by block
-        peaks += [_peak(plan, each) for each in programs[len(peaks):]]
-    fits = [i for i, peak in enumerate(peaks) if limit is None or max(peak) <= limit]  # further ahead takes more memory
+    ways.sort(key=lambda program: float(program.makespan(durations)))
+    ways[0].check(canonical=True)                              # the others differ only in where their R, SI and W stand
+    _check_neighbours(ways[0])
+    limit, where = plan.memory_limit_bytes, choose(plan.backend, plan.dtype)
+    peaks = [rank_memory(plan.model, plan.stages, plan.slicing, each, backend=where, recompute=plan.recompute, swap=plan.swap,
+                         replicas=plan.data_parallel) for each in ways]
+    fits = [i for i, peak in enumerate(peaks) if limit is None or max(peak) <= limit]  # faster ways take more memory
     at = fits[0] if fits else min(range(len(peaks)), key=lambda i: max(peaks[i]))
-    own, peak, needed = programs[at], peaks[at], max(peaks[at])
+    own, peak, needed = ways[at], peaks[at], max(peaks[at])
     line = own.simulate(durations)
     if limit is not None and needed > limit:
         raise InfeasibleError(f"rank {peak.index(needed)} needs {needed} bytes with this program and may use {limit}: "
@@ -60,21 +59,6 @@ def with_program(plan: Plan, program: Any) -> Plan:
                    bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
                    compared=[(plan.schedule, plan.step_time_s)], search_log=[], slicing_bound_s=None,
                    planning_time_s=time.perf_counter() - start)
-
-
-def _programs(plan: Plan, compute: Program, durations: dict[str, NDArray[np.float64]]) -> list[Program]:
-    """What the engine would run, with what the plan recomputes or swaps, the fastest first."""
-    tied = plan.model.tie_weights and len(plan.stages) > 1
-    aheads = (0, 1, 2, 3) if plan.program.swaps_beside else (None,)
-    saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead) for ahead in aheads]
-    keys = plan.slicing if choose(plan.backend, plan.dtype).keeps_keys else ()
-    programs = [saving(compute, plan.model, tuple(plan.stages), each, keys).lower(tied) for each in saves]
-    return sorted(programs, key=lambda program: float(program.makespan(durations)))
-
-
-def _peak(plan: Plan, program: Program) -> list[int]:
-    return rank_memory(plan.model, plan.stages, plan.slicing, program, backend=choose(plan.backend, plan.dtype),
-                       recompute=plan.recompute, swap=plan.swap, replicas=plan.data_parallel)
 
 
 def _durations(plan: Plan, program: Program) -> dict[str, NDArray[np.float64]]:
@@ -104,7 +88,7 @@ def _tied(plan: Plan, links: Links, homes: Sequence[Sequence[int]], size: NDArra
 
 
 def _compute(program: Program) -> Program:
-    """The program's F, B, I and W alone: the engine runs instructions marked to overlap one after the other."""
+    """The program's F, B, I and W alone: instructions marked to overlap run one after the other."""
     stripped = program.strip()
     other = sorted(set(stripped.counts) - set("FBIW"))
     if other:
@@ -115,9 +99,23 @@ def _compute(program: Program) -> Program:
     return Program.parse(str(stripped).replace("&", ""))
 
 
-def _apart(program: Program) -> Program:
-    """With I and W in the place of B: what I sends need not wait for W."""
-    return Program.parse(re.sub(r"\b(\d+)B(\d+\.\d+)\b", r"\1I\2 \1W\2", str(program)))
+def _orders(compute: Program) -> list[Program]:
+    """Each B as I and then W, so that what I sends need not wait for W; and, where nothing is cut into slices, as it is, too, which
+    takes less memory (``whole``)."""
+    if "B" not in compute.counts:
+        return [compute]
+    apart = Program.parse(re.sub(r"\b(\d+)B(\d+\.\d+)\b", r"\1I\2 \1W\2", str(compute)))
+    return [apart, compute] if max(compute.slices) == 1 else [apart]
+
+
+def _saved(plan: Plan, order: Program) -> list[Program]:
+    """What the engine would run of it, in each way to recompute and swap what the plan does."""
+    where, tied = choose(plan.backend, plan.dtype), plan.model.tie_weights and len(plan.stages) > 1
+    aheads = (0, 1, 2, 3) if plan.program.swaps_beside else (None,)
+    keys = plan.slicing if where.keeps_keys and max(order.slices) > 1 and any(plan.recompute) else ()
+    saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead, at_once=at_once)
+             for at_once in ((False, True) if keys else (False,)) for ahead in aheads]
+    return [saving(order, plan.model, tuple(plan.stages), each, keys).lower(tied) for each in saves]
 
 
 def _check_shape(plan: Plan, program: Program) -> None:
