@@ -70,6 +70,7 @@ class _Hunt:
         self.exact = _are_cut_exactly(judge, names)
         self.judge, self.names, self.starts, self.work, self.coarser = judge, names, list(starts), work, coarser
         self.first = 0                                         # ticks that the search for the fastest plan took
+        self.plain: Candidate | None = None                    # that plan, without what is beside others (_explored)
         self.partition, self.slicings = partition, slicings
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
         self._best: dict[tuple[int | None, float], Candidate | None] = {}
@@ -221,13 +222,13 @@ class _Hunt:
         if not self._rungs and not self._ended:
             begun = self.judge.work
             found = self.within(None)
-            self.first, self._ended = self.judge.work - begun, self.brief or found is None
+            self.first, self._ended, self.plain = self.judge.work - begun, self.brief or found is None, found
             if found is not None and not late() and self.judge.ticks(found) < _SHORT:
                 self._floor = self._least()                    # now and then it is the fastest, too
-                if self.judge.ticks(found) < _SHORTEST:
+                if short := self.judge.ticks(found) < _SHORTEST:
                     self._floor, self._is_floor_whole = self._lowest(), True
-                    found = self._explored(min((found, *(c for c in self._floor if c.pending != WHOLE)), key=pace))
-                found = min((found, *(c for c in self._floor if c.pending != WHOLE)), key=pace)
+                self.plain = found = min((found, *(c for c in self._floor if c.pending != WHOLE)), key=pace)
+                found = self._explored(found) if short else found
             self._add(found)
             self._seen = [] if found is None or late() else self.judge.front()
         if not self._rungs:
@@ -237,12 +238,15 @@ class _Hunt:
     def _explored(self, found: Candidate) -> Candidate:
         """``found``, the fastest plan seen, or a faster one beside what was seen, for which half as much work is spent as for that;
         but not where ``found`` is far behind the plan in hand, or, one question of many, even the leanest far over the limit. Where
-        nothing better is left beside any of them no ladder is needed."""
+        nothing better is left beside any of them no ladder is needed. Finer grids start from ``found``: from the other alone some
+        descend to slower plans."""
         judge, limit = self.judge, self.judge.limit
         given = Given(self.given["unit"], self.given["fixed_partition"], self.given["fixed_slicing"],
                       self.given["fixed_slicing"] and not self._sizes_open)
         far = limit is not None and min(max(judge.peak_bytes(c)) for c in self._floor or [found]) > limit + limit // _NEARLY
         if not (far and judge.in_passing) and pace(found) < _HOPES * judge.rival_s and not self.brief and not late():
+            for c in [c for hunt in self.coarser if (c := hunt.best(None)) not in (None, hunt.plain)]:
+                self._mend(judge.judge(*c[1:]), None, 8)       # its end is among what was seen, then
             self._ended = Front(judge, self.names, given).explore(judge.work // 2)
         return min(found, judge.fastest_seen(None) or found, key=pace)
 
@@ -338,7 +342,7 @@ class _Hunt:
         """The fastest plans of the coarser grids within the limit."""
         known = []
         for hunt in self.coarser:
-            c = hunt.best(limit)
+            c = hunt.plain if limit is None else hunt.best(limit)
             if c is not None:
                 self.judge.knows(c, hunt.judge)
                 known.append(c)
@@ -525,7 +529,7 @@ class _Search:
         before, work = sum(self._spent[g] for g in refined), self._work_of(grid)
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own, seeds = max(little, min(work, (4 * work - before) // 4)), self.judge.afresh(), self._seeds_of(grid)
-        carried = [c for c in (self.hunts[g].best(None) for g in refined) if c is not None]
+        carried = [c for c in (self.hunts[g].plain for g in refined) if c is not None]
         starts = starts_on(own, self.names, seeds, self.partition, budget, min(carried, key=pace, default=None), self._spread)
         hunt = self.hunts[grid] = _Hunt(own, self.names, starts, budget, grid, self.partition, self.fixed_slicing,
                                         [self.hunts[g] for g in refined], seeds, bool(refined) and budget == little)
