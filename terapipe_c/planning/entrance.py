@@ -249,7 +249,10 @@ def _spared(judge: Judge, c: Candidate) -> Candidate:
 
     if not any(c.savings.recompute):
         return c
-    ways = [c, c._replace(savings=c.savings._replace(at_once=not c.savings.at_once))] if judge.at_once() else [c]
+    kinds = {block.kind for block, flag in zip(judge.model.blocks, c.savings.recompute, strict=True) if flag}
+    ways = [c]
+    if judge.costs.where.keeps_keys and "attention" in kinds:  # of a planner's own choice, too
+        ways.append(c._replace(savings=c.savings._replace(at_once=not c.savings.at_once)))
     ways = [judge.judge(*way[1:]) for way in ways]
     ways += [other for way in ways for other in judge.leaner(way)]
     return min((way for way in ways if way == c or judge.fits(way, judge.limit)), key=key)
