@@ -41,6 +41,7 @@ _SLICES = 4            # a grid of fewer slices a sequence gets proportionally l
 _FINE, _GAINS = 8, 1.03  # a search that may give up goes on while it has no grid of so many slices a sequence, or might get within
                          # this part of the plan in hand if the next grid gained as much as the latest
 _LONG = 10_000_000     # and while it has taken fewer ticks
+_BESIDE = 2_000_000    # ticks for what is beside the plans that were seen, where an eighth of the search's is less
 _HOPES = 1.1          # plans beside those that were seen are not faster by more
 _ALMOST = 1.02         # slicings with their ends cut otherwise are worth a descent if at most so many times as slow as without
 _WORK = 36_000_000     # ticks that a descent may take: a fraction of a second
@@ -236,7 +237,7 @@ class _Hunt:
         return self._rungs[0] if self.judge.fits(self._rungs[0], limit) else self._lower(limit, rival_s)
 
     def _explored(self, found: Candidate) -> Candidate:
-        """``found``, the fastest plan seen, or a faster one beside what was seen, for which half as much work is spent as for that;
+        """``found``, the fastest plan seen, or a faster one beside what was seen, for which at most half as much work is spent;
         but not where ``found`` is far behind the plan in hand, or, one question of many, even the leanest far over the limit. Where
         nothing better is left beside any of them no ladder is needed. Finer grids start from ``found``: from the other alone some
         descend to slower plans."""
@@ -247,7 +248,7 @@ class _Hunt:
         if not (far and judge.in_passing) and pace(found) < _HOPES * judge.rival_s and not self.brief and not late():
             for c in [c for hunt in self.coarser if (c := hunt.best(None)) not in (None, hunt.plain)]:
                 self._mend(judge.judge(*c[1:]), None, 8)       # its end is among what was seen, then
-            self._ended = Front(judge, self.names, given).explore(judge.work // 2)
+            self._ended = Front(judge, self.names, given).explore(min(judge.work // 2, judge.work // 8 + _BESIDE))
         return min(found, judge.fastest_seen(None) or found, key=pace)
 
     def _lower(self, limit: int | None, rival_s: float) -> Candidate | None:
