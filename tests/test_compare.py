@@ -132,8 +132,10 @@ def test_the_picture_says_what_does_not_run_as_it_is():
 
 
 def test_a_planner_without_a_plan_says_why():
-    even = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, planner="uniform", stages=3)
-    tight = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "auto"], stages=3, memory_bytes=max(even.peak_memory_bytes) - 1)
+    with pytest.raises(tp.InfeasibleError) as refused:
+        tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, planner="uniform", stages=3, memory_bytes=1)
+    less = refused.value.memory_bytes - 1
+    tight = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "auto"], stages=3, memory_bytes=less)
     assert tight["uniform"].plan is None and "1 bytes short" in tight["uniform"].error and not tight["uniform"].executable
     assert tight.best == tight["auto"].plan and "uniform: no plan: rank" in repr(tight) and "no plan: uniform" in tight.svg()
     none = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "terapipe"], stages=3, memory_bytes=1000)

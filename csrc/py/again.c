@@ -1,7 +1,7 @@
 /* How stages make again what they do not keep (csrc/plan/again.h), for the plans that Python puts together. */
-#include "csrc/plan/again.h"
-
 #include "csrc/py/module.h"
+
+#include "csrc/plan/again.h"
 
 enum { BOUNDARY, KINDS, BATCHES, SLICES, LENGTHS, ARRAYS };
 
