@@ -32,16 +32,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # `pytest -n 3`, as `make test` has it, runs three of these modules at a time, about the longest first. Their tests ask no clock for
 # less than some seconds, and build what they share under a lock. Every other test, a new module's too, runs while no other does:
-# those that measure, and test_launch, which kills ranks and asks that all has ended within two seconds.
+# those that measure, and test_launch, which kills ranks and asks that all has ended within two seconds. test_data comes before the
+# emulator's 16,000 mappings (its fibers' stacks) are there to be read through for each corpus.
 SHARING = [f"test_{name}" for name in """
-    auto ladder cuda_pipedream training cuda_guests signals plan judge cuda_stage mpi gpu_check links cuda_wgmma cuda_chimera
+    data auto ladder cuda_pipedream training cuda_guests signals plan judge cuda_stage mpi gpu_check links cuda_wgmma cuda_chimera
     cuda_replicas cuda_cudnn planner_plans surroundings benchmarks train cuda_build lean notebook swap chimera_plan limits
     swap_beside examples uneven cuda_graphs bpipe package cuda_nccl cli comm compare halted pipedream gemm replicas auto_bounds
     dawnpiper progress profiled cuda_attention chimera_engine split layering types passed_over cuda_progress bmpipe planners
     checkpoint engine sweep launchers_end cuda_rows in_flight gpu_sanitize stage layer_graph emulated planner_arguments cuda_optim
     baselines cost sliced cuda_races bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network
     cuda_apart reference recompute baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view
-    zoo cuda_pipeline doctor data capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start
+    zoo cuda_pipeline doctor capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start
     cuda_planned capture_data capture_functions capture_in_place dawnpiper_work mapped side_by_side reorder lower_bound
     cuda_processes host_memory cuda_far cuda_late cuda_faults cuda_paths meeting places intervals timelines outcome partition
     cost_files builds_apart explain report baselines_huge cuda_kept engine_comm foreign_names gpu_kept small_plans by_block
