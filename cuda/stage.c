@@ -364,6 +364,7 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .backward = stage_backward,
     .recompute = stage_recompute,
     .remakes_slices = 2,
+    .keeps_keys = 3,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
     .guest = tp_stage_guest,

@@ -4,11 +4,14 @@
  * gradients, moments, statistics and losses fp32. A float32 stage has no copies: products read the masters.
  *
  * Slicing invariance. All that is summed over tokens is summed over whole micro-batches: W does its work at slice 0, over
- * every row of the micro-batch. Where the model's FFNs alone are made again or swapped, a micro-batch of one sequence is summed in
- * groups of TP_CUDA_WEIGHT_ROWS rows, counted from its end, each of which is one product whatever the slices, stages and schedule. So
- * W of a slice takes the whole groups that begin in it, and slice 0's all that is left: where there is room for one slice alone
- * (config.slice_gradients), what is below the groups is put by for that. Attention's o, d_o, delta and q, k, v stay whole: I of
- * earlier slices reads them. The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in a tile of
+ * every row of the micro-batch. Where blocks of the model are made again or swapped, but no attention swapped, a micro-batch of one
+ * sequence is summed in groups of TP_CUDA_WEIGHT_ROWS rows, counted from its end, each of which is one product whatever the slices,
+ * stages and schedule. So W of a slice takes the whole groups that begin in it, and slice 0's all that is left: where there is room
+ * for one slice alone (config.slice_gradients), what is below the groups is put by for that. Attention's q, k, v, d_o, delta and lse
+ * stay whole: I of earlier slices reads them. Of one that is made again slice by slice q, k, v stay in the activation slot
+ * (config.keep_keys), and R makes what the slice's own I and W read besides: the normalised input, and o.
+ *
+ * The head does a row's logits, loss and d(input) in F; normalised inputs and d(logits) wait in a tile of
  * TP_CUDA_HEAD_TILE rows, counted from row 0 of the batch, and d(weight) takes whole tiles: in F, where the next rows need the tile;
  * the batch's last in W, so that no stage waits for it. Embedding rows wait for the end of the step. The last stage sees rows ascending
  * in F, every stage micro-batches ascending in W (tp_program_check_canonical).
@@ -156,14 +159,12 @@ TP_MUST_USE tp_status
 tp_cuda_head_weight_gradient(tp_stage *stage, const tp_slice_at *at);
 
 /* The attention of one part of a slice's forward, by cuDNN where it was asked for and can: planned while the stage prepares, else
- * run. qkv and o from the part's row (0, 0) on. */
+ * run. qkv and o from the part's row (0, 0) on; of o, which has the slice's rows alone in room for these, that may be before it. */
 TP_MUST_USE tp_status
 tp_cuda_stage_attention(tp_stage *stage, const tp_stage_part *part, const void *qkv, void *o, float *lse);
-/* The attention of one part's input gradient, our kernel's: of what a step keeps in `grads`, d(q), d(k), d(v). inner, lse and grads
- * from the micro-batch's row 0 on, but dqkv from its row `begin` on. */
+/* The attention of one part of the slice's input gradient, our kernel's: of what a step keeps, d(q), d(k), d(v). */
 TP_MUST_USE tp_status
-tp_cuda_stage_attention_backward(tp_stage *stage, const tp_stage_part *part, const tp_inner *inner, const float *lse,
-                                 const tp_gradients *grads, int64_t begin);
+tp_cuda_stage_attention_backward(tp_stage *stage, const tp_stage_block *block, const tp_slice_at *at, const tp_stage_part *part);
 /* After all plans are made: each is run once beside our kernel, on numbers of its own, in memory that a step writes before it
  * reads it; and our backward with and without what it keeps, which must not show in the bits. */
 TP_MUST_USE tp_status
@@ -220,6 +221,18 @@ static inline void *
 tp_cuda_row(const tp_stage *stage, const void *array, int64_t row, int64_t width)
 {
     return (char *)(uintptr_t)array + (size_t)(row * width) * stage->base.sizes.element;
+}
+/* The same of a row before an array of later rows alone, which kernels are told of and do not touch. */
+static inline void *
+tp_cuda_row_before(const tp_stage *stage, const void *array, int64_t row, int64_t width)
+{
+    return (void *)((uintptr_t)array + (uintptr_t)(row * width) * stage->base.sizes.element);
+}
+/* Queries, keys and values that the backward of an attention's slices reads, of the whole micro-batch. */
+static inline void *
+tp_cuda_qkv(const tp_stage *stage, const tp_stage_block *block, const tp_slice_at *at)
+{
+    return tp_stage_keeps_keys(&stage->base, block) ? block->made[at->slot].qkv : tp_stage_inner(block, at)->qkv;
 }
 static inline void *
 tp_cuda_block_output(const tp_stage *stage, int block, int slot)

@@ -20,17 +20,20 @@ tp_cuda_stage_attention(tp_stage *stage, const tp_stage_part *part, const void *
 }
 
 tp_status
-tp_cuda_stage_attention_backward(tp_stage *stage, const tp_stage_part *part, const tp_inner *inner, const float *lse,
-                                 const tp_gradients *grads, int64_t begin)
+tp_cuda_stage_attention_backward(tp_stage *stage, const tp_stage_block *block, const tp_slice_at *at, const tp_stage_part *part)
 {
     const tp_cuda_rank *rank = stage->rank;
+    const tp_gradients *grads = &block->gradients[at->gslot];
+    const float *lse = block->activations[at->slot].lse;
     int64_t width = stage->base.config.model.n_embd, row = part->row;
-    const void *q = tp_cuda_row(stage, inner->qkv, row, 3 * width);
-    /* where the slice's rows alone have room, row 0 may be before the array: the kernels write no other rows */
-    void *dq = (void *)((uintptr_t)grads->dqkv + (uintptr_t)((row - begin) * 3 * width) * stage->base.sizes.element);
+    const void *q = tp_cuda_row(stage, tp_cuda_qkv(stage, block, at), row, 3 * width);
+    /* of o and d(q, k, v) the kernels read and write the slice's rows alone, which may be all that there are */
+    int64_t o_row = row - tp_stage_inner_begin(&stage->base, block, at);
+    const void *o = tp_cuda_row_before(stage, tp_stage_inner(block, at)->o, o_row, width);
+    void *dq = tp_cuda_row_before(stage, grads->dqkv, row - tp_stage_slice_begin(&stage->base, at), 3 * width);
     return tp_cuda_attention_backward(rank->stream, stage->dtype, rank->attention, tp_cuda_multiprocessors(rank->cuda), &part->shape,
                                       q, tp_cuda_row(stage, q, 1, width), tp_cuda_row(stage, q, 2, width),
-                                      tp_cuda_row(stage, inner->o, row, width), tp_cuda_row(stage, grads->d_o, row, width),
+                                      o, tp_cuda_row(stage, grads->d_o, row, width),
                                       lse + part->lse, grads->delta + part->lse, dq, tp_cuda_row(stage, dq, 1, width),
                                       tp_cuda_row(stage, dq, 2, width), rank->keeps ? rank->workspace : NULL,
                                       rank->keeps ? TP_CUDA_GEMM_BYTES : 0);
@@ -82,10 +85,12 @@ check_slice(tp_stage *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
     int64_t width = stage->base.config.model.n_embd;
     tp_stage_part part[2];
+    /* all rows are asked of */
+    void *o = tp_stage_keeps_keys(&stage->base, block) ? block->gradients[0].d_o : block->made[0].o;
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
         const void *qkv = tp_cuda_row(stage, block->made[0].qkv, part[k].row, 3 * width);
         TP_TRY(tp_cudnn_check(stage->rank->cudnn, &part[k].shape, qkv, tp_cuda_row(stage, qkv, 1, width),
-                              tp_cuda_row(stage, qkv, 2, width), tp_cuda_row(stage, block->made[0].o, part[k].row, width),
+                              tp_cuda_row(stage, qkv, 2, width), tp_cuda_row(stage, o, part[k].row, width),
                               block->activations[0].lse + part[k].lse));
     }
     return TP_OK;
@@ -95,6 +100,7 @@ static tp_status
 check_cudnn(tp_stage *stage, const tp_stage_block *block)
 {
     const tp_slicing *slicing = stage->base.config.slicing;
+    TP_TRY(fill(stage, block->made[0].qkv));
     for (int32_t q = 0; q < slicing->micros; q++)
         for (int32_t s = 0; s < slicing->micro[q].slices; s++) {
             tp_slice_at at = tp_stage_at(&stage->base, q, s, TP_WHOLE, 0, 0);
@@ -114,9 +120,15 @@ kept_bytes(const tp_attention *shape)
     return all <= most ? all : most / each * each;
 }
 
+/* Of a slice. */
+typedef struct {
+    tp_slice_at at;
+    tp_stage_part part;
+} part_at;
+
 /* The part of a slice that keeps most; its bytes. */
 static int64_t
-most_kept(tp_stage *stage, tp_stage_part *most)
+most_kept(tp_stage *stage, part_at *most)
 {
     const tp_slicing *slicing = stage->base.config.slicing;
     int64_t bytes = 0;
@@ -127,38 +139,30 @@ most_kept(tp_stage *stage, tp_stage_part *most)
             for (int k = 0, count = tp_stage_parts(&stage->base, &at, part); k < count; k++)
                 if (kept_bytes(&part[k].shape) > bytes) {
                     bytes = kept_bytes(&part[k].shape);
-                    *most = part[k];
+                    *most = (part_at){at, part[k]};
                 }
         }
     return bytes;
 }
 
-/* The first row of dqkv here: the slice's where one slice alone has room. */
-static int64_t
-first_row(const tp_stage *stage, const tp_stage_part *part)
-{
-    return stage->base.config.slice_gradients ? part->row + part->shape.context * part->shape.batch : 0;
-}
-
 /* d(q), d(k), d(v) of the slice's rows. */
 static void *
-own_rows(const tp_stage *stage, const tp_stage_block *block, const tp_stage_part *part)
+own_rows(const tp_stage *stage, const tp_stage_block *block, const part_at *of)
 {
-    int64_t row = part->row + part->shape.context * part->shape.batch - first_row(stage, part);
+    int64_t row = of->part.row + of->part.shape.context * of->part.shape.batch - tp_stage_slice_begin(&stage->base, &of->at);
     return tp_cuda_row(stage, block->gradients[0].dqkv, row, 3 * (int64_t)stage->base.config.model.n_embd);
 }
 
 /* The backward into memory that has been cleared. */
 static tp_status
-gradients_of(tp_stage *stage, const tp_stage_block *block, const tp_stage_part *part, int keeps)
+gradients_of(tp_stage *stage, const tp_stage_block *block, const part_at *of, int keeps)
 {
     tp_cuda_rank *rank = stage->rank;
-    int64_t rows = part->shape.slice * part->shape.batch;
+    int64_t rows = of->part.shape.slice * of->part.shape.batch;
     rank->keeps = keeps;
-    TP_TRY(tp_cuda_memset(rank->cuda, rank->stream, own_rows(stage, block, part), 0,
+    TP_TRY(tp_cuda_memset(rank->cuda, rank->stream, own_rows(stage, block, of), 0,
                           (size_t)(rows * 3 * stage->base.config.model.n_embd) * stage->base.sizes.element));
-    return tp_cuda_stage_attention_backward(stage, part, &block->made[0], block->activations[0].lse, &block->gradients[0],
-                                            first_row(stage, part));
+    return tp_cuda_stage_attention_backward(stage, block, &of->at, &of->part);
 }
 
 /* Whether rows of `row` bytes are those at three times that pitch; through `host`, which has room for `fit` of either. */
@@ -180,21 +184,21 @@ compare_rows(const tp_cuda_rank *rank, const char *one, const char *other, size_
 
 /* d(q) both ways, the one beside the other in the gradient of the norm's output; the host has some of it at a time. */
 static tp_status
-compare_kept(tp_stage *stage, const tp_stage_block *block, const tp_stage_part *part)
+compare_kept(tp_stage *stage, const tp_stage_block *block, const part_at *of)
 {
     tp_cuda_rank *rank = stage->rank;
     size_t row = (size_t)stage->base.config.model.n_embd * stage->base.sizes.element;
-    int64_t rows = part->shape.slice * part->shape.batch, fit = TP_CUDA_COMPARED_BYTES / (2 * (int64_t)row) + 1;
+    int64_t rows = of->part.shape.slice * of->part.shape.batch, fit = TP_CUDA_COMPARED_BYTES / (2 * (int64_t)row) + 1;
     int same = 1;
     fit = fit < rows ? fit : rows;
-    TP_TRY(gradients_of(stage, block, part, 0));
-    TP_TRY(tp_cuda_copy_rows(rank->cuda, rank->stream, block->gradients[0].d_norm, row, own_rows(stage, block, part), 3 * row, row,
+    TP_TRY(gradients_of(stage, block, of, 0));
+    TP_TRY(tp_cuda_copy_rows(rank->cuda, rank->stream, block->gradients[0].d_norm, row, own_rows(stage, block, of), 3 * row, row,
                              (size_t)rows, TP_CUDA_ON_DEVICE));
-    TP_TRY(gradients_of(stage, block, part, 1));
+    TP_TRY(gradients_of(stage, block, of, 1));
     char *host = malloc(2 * (size_t)fit * row);
     if (host == NULL)
         return tp_fail(TP_EMEMORY, "no host memory to compare %lld rows of attention's gradients", (long long)fit);
-    tp_status status = compare_rows(rank, block->gradients[0].d_norm, own_rows(stage, block, part), row, rows, fit, host, &same);
+    tp_status status = compare_rows(rank, block->gradients[0].d_norm, own_rows(stage, block, of), row, rows, fit, host, &same);
     free(host);
     rank->keeps = same;
     if (!same)
@@ -210,18 +214,21 @@ check_kept(tp_stage *stage, const tp_stage_block *block)
 {
     tp_cuda_rank *rank = stage->rank;
     int64_t width = stage->base.config.model.n_embd;
-    tp_stage_part part;
-    if (most_kept(stage, &part) == 0)
+    part_at of;
+    if (most_kept(stage, &of) == 0)
         return TP_OK;
     rank->kept_is_checked = 1;
-    void *qkv = tp_cuda_row(stage, block->made[0].qkv, part.row, 3 * width);
-    TP_TRY(tp_cuda_attention_forward(rank->stream, stage->dtype, rank->attention, tp_cuda_multiprocessors(rank->cuda), &part.shape,
+    const tp_stage_part *part = &of.part;
+    void *all = tp_cuda_qkv(stage, block, &of.at), *qkv = tp_cuda_row(stage, all, part->row, 3 * width);
+    int64_t o_row = part->row - tp_stage_inner_begin(&stage->base, block, &of.at);
+    TP_TRY(fill(stage, all));
+    TP_TRY(tp_cuda_attention_forward(rank->stream, stage->dtype, rank->attention, tp_cuda_multiprocessors(rank->cuda), &part->shape,
                                      qkv, tp_cuda_row(stage, qkv, 1, width), tp_cuda_row(stage, qkv, 2, width),
-                                     tp_cuda_row(stage, block->made[0].o, part.row, width),
-                                     block->activations[0].lse + part.lse));
-    TP_TRY(tp_cuda_copy(rank->cuda, rank->stream, block->gradients[0].d_o, block->made[0].qkv,
+                                     tp_cuda_row_before(stage, tp_stage_inner(block, &of.at)->o, o_row, width),
+                                     block->activations[0].lse + part->lse));
+    TP_TRY(tp_cuda_copy(rank->cuda, rank->stream, block->gradients[0].d_o, all,
                         (size_t)(tp_stage_rows(&stage->base) * width) * stage->base.sizes.element, TP_CUDA_ON_DEVICE));
-    return compare_kept(stage, block, &part);
+    return compare_kept(stage, block, &of);
 }
 
 tp_status
@@ -234,7 +241,6 @@ tp_cuda_stage_check_attention(tp_stage *stage)
         block++;
     if (block == end || (rank->cudnn == NULL && !asks))
         return TP_OK;
-    TP_TRY(fill(stage, block->made[0].qkv));
     if (rank->cudnn != NULL)
         TP_TRY(check_cudnn(stage, block));
     return asks ? check_kept(stage, block) : TP_OK;

@@ -75,20 +75,21 @@ project(tp_stage *stage, int block, const tp_slice_at *at, const void *x)
     return tp_cuda_stage_product(stage, &op);
 }
 
+/* Into rows of norm and o from `row` on. kept: the slice's queries, keys and values are those of its forward. */
 static tp_status
-attend(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
+attend(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const tp_inner *inner, int64_t row, int kept)
 {
-    const tp_stage_block *self = &stage->base.block[block];
     int64_t width = stage->base.config.model.n_embd;
-    void *norm = tp_cuda_row(stage, inner->norm, at->first_row, width);
+    void *norm = tp_cuda_row(stage, inner->norm, row, width), *all = kept ? tp_cuda_qkv(stage, self, at) : inner->qkv;
     TP_TRY(normalise(stage, self, at, norm));
-    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, norm, tp_cuda_row(stage, inner->qkv, at->first_row, 3 * width));
-    TP_TRY(tp_cuda_stage_product(stage, &op));
+    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, norm, tp_cuda_row(stage, all, at->first_row, 3 * width));
+    if (!kept)
+        TP_TRY(tp_cuda_stage_product(stage, &op));
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
-        const void *qkv = tp_cuda_row(stage, inner->qkv, part[k].row, 3 * width);
-        TP_TRY(tp_cuda_stage_attention(stage, &part[k], qkv, tp_cuda_row(stage, inner->o, part[k].row, width),
-                                       self->activations[at->slot].lse + part[k].lse));
+        const void *qkv = tp_cuda_row(stage, all, part[k].row, 3 * width);
+        void *o = tp_cuda_row_before(stage, inner->o, row + part[k].row - at->first_row, width);
+        TP_TRY(tp_cuda_stage_attention(stage, &part[k], qkv, o, self->activations[at->slot].lse + part[k].lse));
     }
     return TP_OK;
 }
@@ -115,7 +116,8 @@ tp_cuda_block_recompute(tp_stage *stage, int block, const tp_slice_at *at)
     const tp_inner *inner = &self->remade[at->gslot];
     int64_t row = at->first_row - tp_stage_inner_begin(&stage->base, self, at);
     int64_t h_row = at->first_row - tp_stage_h_begin(&stage->base, self, at);
-    return self->kind == TP_ATTENTION ? attend(stage, block, at, inner) : expand(stage, block, at, inner, row, h_row);
+    return self->kind == TP_ATTENTION ? attend(stage, self, at, inner, row, tp_stage_keeps_keys(&stage->base, self))
+                                      : expand(stage, block, at, inner, row, h_row);
 }
 
 static tp_status
@@ -125,7 +127,7 @@ layer_forward(tp_stage *stage, int block, const tp_slice_at *at)
     const tp_inner *inner = &self->made[at->slot];
     int64_t width = stage->base.config.model.n_embd, row = at->first_row - tp_stage_made_begin(&stage->base, self, at);
     if (self->kind == TP_ATTENTION) {
-        TP_TRY(attend(stage, block, at, inner));
+        TP_TRY(attend(stage, self, at, inner, row, 0));
         return project(stage, block, at, tp_cuda_row(stage, inner->o, row, width));
     }
     TP_TRY(expand(stage, block, at, inner, row, row));
@@ -178,7 +180,6 @@ static tp_status
 attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_inner *inner = tp_stage_inner(self, at);
     const tp_gradients *grads = &self->gradients[at->gslot];
     int64_t width = stage->base.config.model.n_embd, begin = tp_stage_slice_begin(&stage->base, at), row = at->first_row;
     const void *dy = tp_cuda_block_d_output(stage, block, at, row);
@@ -187,7 +188,7 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     TP_TRY(tp_cuda_stage_product(stage, &back));
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++)
-        STAGE_RUN(stage, tp_cuda_stage_attention_backward(stage, &part[k], inner, self->activations[at->slot].lse, grads, begin));
+        STAGE_RUN(stage, tp_cuda_stage_attention_backward(stage, self, at, &part[k]));
     back = linear_t(stage, self->in, at, tp_cuda_row(stage, grads->dqkv, row - begin, 3 * width), d_norm);
     TP_TRY(tp_cuda_stage_product(stage, &back));
     return norm_gradient(stage, block, at, d_norm, dy);
@@ -333,8 +334,10 @@ put_block_by(tp_stage *stage, int block, const tp_slice_at *at)
     const tp_slice_at before = tp_stage_at(&stage->base, at->q, at->slice - 1, TP_WHOLE, at->slot, at->gslot);
     int64_t up = at->room_begin - before.room_begin, row = at->begin - at->room_begin;
     if (rows > 0 && self->saves && stage->base.config.remake_slices) { /* nobody reads h again */
-        TP_TRY(put_by(stage, tp_cuda_row(stage, tp_stage_inner(self, at)->norm, row, width), width, rows, up));
-        TP_TRY(put_by(stage, tp_cuda_row(stage, tp_stage_inner(self, at)->g, row, 4 * width), 4 * width, rows, up));
+        const tp_inner *inner = tp_stage_inner(self, at);
+        TP_TRY(put_by(stage, tp_cuda_row(stage, inner->norm, row, width), width, rows, up));
+        TP_TRY(self->kind == TP_ATTENTION ? put_by(stage, tp_cuda_row(stage, inner->o, row, width), width, rows, up)
+                                          : put_by(stage, tp_cuda_row(stage, inner->g, row, 4 * width), 4 * width, rows, up));
     }
     int64_t wide = (self->kind == TP_ATTENTION ? 3 : 4) * width;
     up = at->gradients_begin - before.gradients_begin;

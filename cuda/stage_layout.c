@@ -140,20 +140,20 @@ ends_in(const char *name, const char *suffix)
 static int
 sums_groups(const tp_stage_config *config)
 {
-    int ffns = 0;
+    int saves = 0;
     for (int block = 0; config->saves != NULL && block < tp_model_blocks(&config->model); block++) {
-        if (config->saves[block] != TP_KEEPS && tp_model_block_kind(&config->model, block) == TP_ATTENTION)
+        if (config->saves[block] == TP_SWAPS && tp_model_block_kind(&config->model, block) == TP_ATTENTION)
             return 0;
-        ffns += config->saves[block] != TP_KEEPS;
+        saves |= config->saves[block] != TP_KEEPS;
     }
-    return ffns > 0;
+    return saves;
 }
 
 tp_status
 tp_cuda_stage_describe(const tp_stage_config *config, tp_dtype dtype, tp_stage **out)
 {
     const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), tp_dtype_bytes(dtype), 1, 1,
-                                  WEIGHT_ROWS, 1, 1};
+                                  1, WEIGHT_ROWS, 1, 1};
     TP_TRY(tp_stage_describe(config, &sizes, out));
     (*out)->dtype = dtype;
     (*out)->group_rows = sums_groups(config) ? WEIGHT_ROWS : 0;

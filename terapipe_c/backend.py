@@ -29,9 +29,10 @@ class Backend:
         return {} if self.name == "cpu" else {"provider": cuda.load().provider, "dtype": self.dtype}
 
     @property
-    def keeps_keys(self) -> bool:
-        """Whether attentions that are recomputed may keep keys and values (tp_stage_ops.keeps_keys of csrc/stage/stage_ops.h)."""
-        return self.name == "cpu"
+    def keeps_keys(self) -> int:
+        """Columns of ``n_embd`` that attentions which are recomputed may keep: of keys and values, on a GPU of queries, too
+        (tp_stage_ops.keeps_keys of csrc/stage/stage_ops.h)."""
+        return 2 if self.name == "cpu" else 3
 
 
 def choose(name: Any = "cpu", dtype: Any = None) -> Backend:

@@ -12,19 +12,20 @@ from .config import KINDS
 
 Int = NDArray[np.int32]
 GROUP = 1024     # TP_CUDA_WEIGHT_ROWS of csrc/model/waits.h
-_HEAD, _ATTENTION, _FFN = (KINDS.index(kind) for kind in ("head", "attention", "ffn"))
+_HEAD = KINDS.index("head")
 
 
 def seconds(pack: Any, blocks: Int, batches: Int, slices: Int, lengths: Int, saved: Int | None,
             overhead_s: float) -> NDArray[np.float64]:
-    """W [stages, units]: of whole micro-batches, with slice 0; where FFNs alone are made again or swapped (saved: like blocks, how
-    many), of one sequence in groups of rows, with the slices they begin in, but for the head's. Like csrc/plan/judge_times.c."""
+    """W [stages, units]: of whole micro-batches, with slice 0; where blocks are made again, or FFNs swapped (saved: like blocks,
+    how many; None where attentions are swapped), of one sequence in groups of rows, with the slices they begin in, but for the
+    head's. Like csrc/plan/judge_times.c."""
     first = np.cumsum(slices) - slices
     totals = np.add.reduceat(lengths, first).astype(np.int32)
     W = np.zeros((len(blocks), len(lengths)))
     W[:, first] = _core.cost_durations(pack, blocks, batches, np.ones_like(slices), totals, None, 1)[2] + (slices - 1) * overhead_s
     apart = (batches == 1) & (slices > 1)
-    if saved is None or saved[:, _ATTENTION].any() or not saved[:, _FFN].any() or not apart.any():
+    if saved is None or not saved.any() or not apart.any():
         return W
     rows, units, starts = made(slices, lengths, totals), np.repeat(apart, slices), np.zeros(len(lengths), bool)
     starts[first[apart]] = True

@@ -341,8 +341,8 @@ def test_blocks_that_recompute_have_the_same_bits_in_the_memory_predicted(slicin
     build_one = {"gpipe": tp.schedules.gpipe, "1f1b": tp.schedules.one_f_one_b, "seq1f1b": tp.schedules.seq1f1b}[schedule]
     program = build_one(2, len(slicing), [len(lengths) for _, lengths in slicing]).split()
     partition, found = partition_of(model, [3]), []
-    for again in ((), (0, 1, 1, 1, 1, 0), (0, 0, 1, 1, 0, 0)):
-        lowered = (program.save_memory(bytes([1, 1]), bytes(2)) if again else program).lower(True)
+    for again, way in (((), 0), ((0, 1, 1, 1, 1, 0), 1), ((0, 0, 1, 1, 0, 0), 2)):     # all slices at once, slice by slice
+        lowered = program.save_memory(bytes([way, way]), bytes(2)).lower(True)
         predicted = rank_memory(model, partition, slicing, lowered, backend=CUDA[dtype], recompute=again)
 
         def work(engine):

@@ -308,15 +308,21 @@ is_serial(const tp_program *program, int stage)
 }
 
 /* Of all blocks, not of the stage's alone: else a stage might take less with one more block. A provider that keeps no keys has all
- * of a micro-batch at once where it saves an attention, and what it sums in groups for that should not show elsewhere. */
+ * of a micro-batch at once where it saves an attention, as each has that swaps one, and what some sum in groups for room of a slice
+ * should not show where there is none. */
 int
 tp_engine_slices_gradients(const tp_engine_config *config, int stage)
 {
-    unsigned kinds = 0;
-    for (int block = 0; block < tp_model_blocks(&config->model); block++)
-        kinds |= block_saves(config, block) != TP_KEEPS ? 1u << tp_model_block_kind(&config->model, block) : 0;
-    return kinds != 0 && (config->provider->stage->keeps_keys || !attends(kinds)) && config->provider->stage->remakes_slices &&
-           !sums_at_once(config->slicing) && is_serial(config->program, stage);
+    const tp_stage_ops *ops = config->provider->stage;
+    unsigned remade = 0, swapped = 0;
+    for (int block = 0; block < tp_model_blocks(&config->model); block++) {
+        unsigned kind = 1u << tp_model_block_kind(&config->model, block);
+        remade |= block_saves(config, block) == TP_REMAKES ? kind : 0;
+        swapped |= block_saves(config, block) == TP_SWAPS ? kind : 0;
+    }
+    int whole = (attends(remade | swapped) && !ops->keeps_keys) || (attends(swapped) && ops->remakes_slices == 2);
+    return (remade | swapped) != 0 && !whole && ops->remakes_slices && !sums_at_once(config->slicing) &&
+           is_serial(config->program, stage);
 }
 
 int

@@ -13,7 +13,7 @@ typedef struct {
     int32_t micros;
     const int32_t *batches, *slices; /* [micros] */
     const int32_t *lengths;          /* [units] */
-    int keeps_keys;                  /* tp_stage_ops.keeps_keys */
+    int keeps_keys;                  /* tp_stage_ops.keeps_keys: of a GPU 3 */
     int waits;                       /* 1: W may wait (tp_program_split) */
 } tp_again_asked;
 

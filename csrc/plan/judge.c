@@ -238,7 +238,8 @@ make_again(tp_judge *judge, const tp_candidate *c, int waits, const tp_program *
     if (flags == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the flags of %d stages", stages);
     const int at_once = c->recompute != NULL ? c->at_once : judge->asked.at_once;
-    const int keeps_keys = judge->asked.keeps_keys && !at_once && c->order != TP_ORDER_BPIPE; /* its guests are the larger with them */
+    const int none = at_once || c->order == TP_ORDER_BPIPE; /* whose guests are the larger with them */
+    const int keeps_keys = none ? 0 : judge->asked.keeps_keys;
     tp_again_ways(&(tp_again_asked){judge->stages, c->boundary, judge->asked.kind, tp_judge_again(judge, c), c->micros, c->batches,
                                     c->slices, c->lengths, keeps_keys, waits}, flags);
     for (int k = 0; k < stages; k++) {

@@ -42,7 +42,7 @@ typedef struct {
     int ranks, chunks, blocks, tied;
     const int32_t *kind; /* [blocks] tp_block_kind */
     const uint8_t *recompute; /* [blocks] 1: an attention or FFN that keeps its input alone (R, tp_cost_recompute); NULL: none */
-    int keeps_keys;           /* 1: attentions that are recomputed may keep theirs (tp_stage_config.keep_keys) .. */
+    int keeps_keys;           /* tp_stage_ops.keeps_keys: attentions that are recomputed may keep theirs .. */
     int at_once;              /* .. 1: but do not: all slices are made again at once, which takes more memory and may fill a wait */
     tp_judge_guest guest;     /* for TP_ORDER_BPIPE */
     void *context;

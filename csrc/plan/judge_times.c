@@ -132,16 +132,14 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
     }
 }
 
-/* Whether weight gradients of one sequence are made in groups (cuda/stage.h): FFNs alone are made again. */
+/* Whether weight gradients of one sequence are made in groups (cuda/stage.h): blocks are made again. */
 static int
 sums_groups(const tp_judge *judge, const int32_t *remade)
 {
-    int64_t attentions = 0, ffns = 0;
-    for (int k = 0; remade != NULL && k < judge->stages; k++) {
-        attentions += remade[k * TP_BLOCK_KINDS + TP_ATTENTION];
-        ffns += remade[k * TP_BLOCK_KINDS + TP_FFN];
-    }
-    return attentions == 0 && ffns > 0;
+    int64_t blocks = 0;
+    for (int k = 0; remade != NULL && k < judge->stages; k++)
+        blocks += remade[k * TP_BLOCK_KINDS + TP_ATTENTION] + remade[k * TP_BLOCK_KINDS + TP_FFN];
+    return blocks > 0;
 }
 
 /* W of a unit, of `rows` rows, and of `heads` of the head; what `times` instructions cost besides. */

@@ -28,7 +28,8 @@ fits(const Py_buffer view[ARRAYS], const Py_buffer *recompute)
 PyDoc_STRVAR(again_ways_doc,
              "again_ways($module, boundaries, kinds, recompute, batches, slices, lengths, keeps_keys, waits, /)\n--\n\n"
              "Bytes [stages] for Program.save_memory: which R stand where. boundaries int32 [stages + 1], kinds int32 [blocks], recompute "
-             "bytes [blocks]; the slicing; whether attentions may keep keys and values alone, and whether W will wait.");
+             "bytes [blocks]; the slicing; how many columns attentions may keep, of keys and values (2; 0: none) or with queries (3); "
+             "and whether W will wait.");
 static PyObject *
 again_ways(PyObject *module, PyObject *args)
 {
@@ -37,7 +38,7 @@ again_ways(PyObject *module, PyObject *args)
     Py_buffer view[ARRAYS], recompute;
     int held = 0, keeps_keys, waits;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOSOOOpp:again_ways", &array[BOUNDARY], &array[KINDS], &flags, &array[BATCHES], &array[SLICES],
+    if (!PyArg_ParseTuple(args, "OOSOOOip:again_ways", &array[BOUNDARY], &array[KINDS], &flags, &array[BATCHES], &array[SLICES],
                           &array[LENGTHS], &keeps_keys, &waits) ||
         PyObject_GetBuffer(flags, &recompute, PyBUF_SIMPLE) < 0)
         return NULL;

@@ -177,14 +177,15 @@ gradients_of(const tp_stage_base *stage, int block, int slot)
 }
 
 static tp_inner
-lay_inner(const tp_stage_base *stage, tp_block_kind kind, int64_t rows, int64_t h_rows, tp_stage_arena *from)
+lay_inner(const tp_stage_base *stage, const tp_stage_block *block, int64_t rows, int64_t h_rows, tp_stage_arena *from)
 {
     int64_t width = stage->config.model.n_embd;
     tp_inner out = {0};
     if (stage->sizes.keeps_norm)
         out.norm = tp_lay_elements(from, rows * width);
-    if (kind == TP_ATTENTION) {
-        out.qkv = tp_lay_elements(from, rows * 3 * width);
+    if (block->kind == TP_ATTENTION) {
+        if (!stage->sizes.keeps_queries || !tp_stage_keeps_keys(stage, block)) /* else the slot has them */
+            out.qkv = tp_lay_elements(from, rows * 3 * width);
         out.o = tp_lay_elements(from, rows * width);
     } else {
         out.h = tp_lay_elements(from, h_rows * 4 * width);
@@ -208,9 +209,10 @@ lay_activation_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_lay
             continue;
         void *input = activations(stage, block, activations_of(stage, i, slot), from);
         if (has_inner(block) && !block->saves)
-            block->made[slot] = lay_inner(stage, block->kind, tp_stage_rows(stage), tp_stage_rows(stage), from);
+            block->made[slot] = lay_inner(stage, block, tp_stage_rows(stage), tp_stage_rows(stage), from);
         if (tp_stage_keeps_keys(stage, block))
-            block->made[slot].kv = tp_lay_elements(from, tp_stage_rows(stage) * 2 * stage->config.model.n_embd);
+            *tp_stage_kept_keys(stage, &block->made[slot]) = tp_lay_elements(
+                from, tp_stage_rows(stage) * (2 + stage->sizes.keeps_queries) * stage->config.model.n_embd);
         if (i == 0)
             stage->end[TP_END_INPUT][slot] = input;
     }
@@ -284,7 +286,7 @@ lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_stage
         room.used = 0;
         gradients(stage, block, d_input, gradients_of(stage, i, slot), by_block ? &room : from);
         if (has_inner(block) && block->saves)
-            block->remade[slot] = lay_inner(stage, block->kind, rows, h_rows, from);
+            block->remade[slot] = lay_inner(stage, block, rows, h_rows, from);
         if (i == 0)
             stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
     }
@@ -319,17 +321,18 @@ lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
         if (block->saves == TP_SWAPS && stage->config.one_room)
             *mine = block->remade[0];
         else if (block->saves == TP_SWAPS || !begun[block->kind])
-            *mine = lay_inner(stage, block->kind, rows, rows, from);
+            *mine = lay_inner(stage, block, rows, rows, from);
         else if (sliced && block->kind == TP_ATTENTION && !keys)
             mine->qkv = tp_lay_elements(from, tp_stage_rows(stage) * 3 * stage->config.model.n_embd);
         begun[block->kind] |= block->saves == TP_REMAKES;
         tp_inner other = *mine;
         if (block->saves == TP_SWAPS && stage->config.two_places && stage->config.activation_slots > 1)
-            other = lay_inner(stage, block->kind, rows, rows, from);
+            other = lay_inner(stage, block, rows, rows, from);
         for (int slot = 0; slot < stage->config.activation_slots; slot++) {
-            void *kv = block->made[slot].kv;
+            void *kept = *tp_stage_kept_keys(stage, &block->made[slot]);
             block->made[slot] = slot % 2 ? other : *mine;
-            block->made[slot].kv = kv;
+            if (keys)
+                *tp_stage_kept_keys(stage, &block->made[slot]) = kept;
         }
     }
 }
@@ -386,7 +389,7 @@ tp_lay_store(tp_stage_base *stage, tp_stage_arena *from)
 {
     for (int i = 0; i < stage->blocks; i++)
         for (int slot = 0; stage->block[i].saves == TP_SWAPS && slot < stage->config.activation_slots; slot++)
-            stage->block[i].stored[slot] = lay_inner(stage, stage->block[i].kind, tp_stage_rows(stage), tp_stage_rows(stage), from);
+            stage->block[i].stored[slot] = lay_inner(stage, &stage->block[i], tp_stage_rows(stage), tp_stage_rows(stage), from);
 }
 
 size_t

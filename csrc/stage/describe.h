@@ -21,7 +21,8 @@ typedef struct tp_gradients tp_gradients;
 typedef struct {
     void *norm;    /* [R, E] the normalised input, where the provider keeps it */
     void *qkv, *o; /* attention: [R, 3E], [R, E] */
-    void *kv;      /* attention, of `made` where tp_stage_keeps_keys: [R, 2E] a copy of keys and values, which lasts with the slot */
+    void *kv;      /* attention, of `made` where tp_stage_keeps_keys: [R, 2E] a copy of keys and values, which lasts with the slot; NULL
+                      where the provider keeps_queries: qkv itself does, and nothing that is remade has it */
     void *h, *g;   /* ffn: [R, 4E] before and after GELU */
 } tp_inner;
 
@@ -53,6 +54,7 @@ typedef struct {
 typedef struct {
     size_t stage, activations, gradients, element;
     int keeps_norm; /* tp_inner.norm */
+    int keeps_queries; /* 1: what tp_stage_keeps_keys keeps queries, too, as I of earlier slices reads them */
     int slice_room; /* 1: `made` of an FFN that does not keep, or of what tp_stage_keeps_keys, has room for one slice alone, whose rows are
                        always its first ones */
     int64_t group_rows; /* of weight gradients, which no slicing moves, in a micro-batch of one sequence */
@@ -258,6 +260,12 @@ static inline int
 tp_stage_keeps_keys(const tp_stage_base *stage, const tp_stage_block *block)
 {
     return stage->config.keep_keys && block->kind == TP_ATTENTION && block->saves == TP_REMAKES;
+}
+/* Where it keeps them. */
+static inline void **
+tp_stage_kept_keys(const tp_stage_base *stage, tp_inner *made)
+{
+    return stage->sizes.keeps_queries ? &made->qkv : &made->kv;
 }
 /* What forward kept, R made again or SI brought back. */
 static inline const tp_inner *

@@ -6,7 +6,7 @@
 #include "csrc/base/deadline.h"
 #include "csrc/base/store.h"
 
-static const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float), 0, 1,
+static const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float), 0, 0, 1,
                                      TP_ROW_GROUP, 0, 0};
 
 /* The tables of a stage without its memory. */
@@ -275,7 +275,7 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .backward = stage_backward,
     .recompute = stage_recompute,
     .remakes_slices = 1,
-    .keeps_keys = 1,
+    .keeps_keys = 2,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
     .guest = tp_stage_guest,

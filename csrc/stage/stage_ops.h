@@ -34,7 +34,8 @@ typedef struct {
     int activation_slots, gradient_slots;
     const uint8_t *saves;         /* [blocks of the model] of tp_saves, borrowed; NULL: all keep everything */
     int keep_keys;                /* 1: R of a slice comes before its own backward, not all R of a micro-batch before its first, so that
-                                     attentions which are remade keep keys and values. Only where the provider keeps_keys */
+                                     attentions which are remade keep keys and values (and queries: tp_stage_ops.keeps_keys). Only
+                                     where the provider keeps_keys */
     int remake_slices;            /* 1: R or SI of a slice comes only when I and W have read what that of the last one brought, so
                                      that the buffers have room for one slice (and the rows that W puts by). Only where the provider
                                      remakes_slices, no attention is swapped, or remade but with keep_keys, and no micro-batch has
@@ -188,8 +189,9 @@ typedef struct {
      * slices ascending.
      * NULL: this provider keeps everything. */
     tp_status (*recompute)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
-    int remakes_slices; /* 1: it knows config.remake_slices; 2: where it is with config.slice_gradients alone */
-    int keeps_keys;     /* 1: and config.keep_keys */
+    int remakes_slices; /* 1: it knows config.remake_slices; 2: where it is with config.slice_gradients alone, and no attention of the
+                           model swaps */
+    int keeps_keys;     /* not 0: and config.keep_keys: columns of n_embd that are kept, 2 of keys and values, 3 with queries */
     /* What the blocks that swap computed of a slice: out of the device's memory, after its forward and before the next forward of
      * the stage; back in, into the gradient slot, when recompute would be called. NULL: this provider does not. */
     tp_status (*swap_out)(tp_stage *stage, int micro, int slice, int slot);

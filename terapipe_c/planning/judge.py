@@ -26,7 +26,7 @@ from ..links import Links, of_copies, rank_of
 from ..partition import block_counts, updated_params
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
 from .deadline import abandoning, check_time
-from .savings import NOTHING, Savings, saving
+from .savings import NOTHING, Savings, attends, saving
 from .whole import WHOLE, may_be_whole
 
 Micro = tuple[int, tuple[int, ...]]
@@ -162,8 +162,7 @@ class Judge:
 
     def at_once(self) -> Judge | None:
         """A judge whose attentions are made again all slices at once: faster plans in more memory. None: they always are."""
-        again = zip(self.model.blocks, self.savings.recompute, strict=False)
-        if not self.costs.where.keeps_keys or not any(flag and block.kind == "attention" for block, flag in again):
+        if not self.costs.where.keeps_keys or not attends(self.model, self.savings.recompute):
             return None
         other = self.afresh()
         other.savings = self.savings._replace(at_once=True)
@@ -215,6 +214,8 @@ class Judge:
 
         again, away = np.array(savings.recompute or 0, bool), np.array(savings.swap or 0) > 0
         saved = of(again | away) if again.any() or away.any() else None
+        if self.costs.backend == "cuda" and attends(self.model, savings.swap):
+            saved = None                                       # sums of whole micro-batches (cuda/stage.h)
         out = (costs or self.costs).timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule), saved,
                                           schedule == PIPEDREAM)
         ring = replace(self.replicas, copies=copies_of(schedule))
@@ -319,8 +320,8 @@ class Judge:
     def _completed(self, order: Program, c: Candidate, timing: dict[str, Any]) -> Program:
         """What the engine would run, from the schedule alone."""
         waits = c.schedule in ZERO_BUBBLE or c.pending not in (0, as_built(0), WHOLE)
-        keys = c.slicing if self.costs.where.keeps_keys and c.schedule != BPIPE else ()     # its guests are the larger with them
-        compute = saving(order, self.model, c.partition, c.savings, keys, waits)
+        columns = 0 if c.schedule == BPIPE else self.costs.where.keeps_keys                 # its guests are the larger with them
+        compute = saving(order, self.model, c.partition, c.savings, c.slicing if columns else (), waits, columns)
         if c.schedule not in ZERO_BUBBLE and c.pending != WHOLE:
             compute = compute.split(timing, pending=c.pending if c.pending >= 0 else as_built(c.pending))
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)

@@ -115,7 +115,7 @@ def _saved(plan: Plan, order: Program) -> list[Program]:
     keys = plan.slicing if where.keeps_keys and max(order.slices) > 1 and any(plan.recompute) else ()
     saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead, at_once=at_once)
              for at_once in ((False, True) if keys else (False,)) for ahead in aheads]
-    return [saving(order, plan.model, tuple(plan.stages), each, keys).lower(tied) for each in saves]
+    return [saving(order, plan.model, tuple(plan.stages), each, keys, columns=where.keeps_keys).lower(tied) for each in saves]
 
 
 def _check_shape(plan: Plan, program: Program) -> None:

@@ -27,12 +27,17 @@ class Savings(NamedTuple):
 NOTHING = Savings()
 
 
+def attends(model: GPTConfig, flags: Sequence[int]) -> bool:
+    """Whether one of these blocks is an attention."""
+    return any(flag and block.kind == "attention" for block, flag in zip(model.blocks, flags, strict=False))
+
+
 def saving(program: Program, model: GPTConfig, partition: Sequence[tuple[int, int]], savings: Savings,
-           keys: Slicing = (), waits: bool = False) -> Program:
+           keys: Slicing = (), waits: bool = False, columns: int = 2) -> Program:
     """The program with R, SO and SI: R (or SI) of a slice comes before the slice's backward; but where an attention is recomputed
     (or swapped) those of all slices come before the micro-batch's first backward. Not so R of one that may keep its keys and values
-    (keys: the slicing, where it may) where this takes less memory (csrc/plan/again.h); waits: W will wait. SI as far ahead as
-    ``savings`` say."""
+    (keys: the slicing, where it may; columns: Backend.keeps_keys) where this takes less memory (csrc/plan/again.h); waits: W will
+    wait. SI as far ahead as ``savings`` say."""
     def before(flags: Sequence[int]) -> bytes:
         kinds = [{block.kind for block, flag in zip(model.blocks[a:e], flags[a:e], strict=False) if flag} for a, e in partition]
         return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds)
@@ -41,6 +46,7 @@ def saving(program: Program, model: GPTConfig, partition: Sequence[tuple[int, in
     if savings.recompute and keys and not savings.at_once:
         boundaries = np.array([0, *(e for _, e in partition)], np.int32)
         kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
-        again = _core.again_ways(boundaries, kinds, bytes(savings.recompute), *slicing_arrays(keys), True, waits)
+        waits = waits or (columns > 2 and attends(model, savings.swap))     # gradients of all slices at once (cuda/stage.h)
+        again = _core.again_ways(boundaries, kinds, bytes(savings.recompute), *slicing_arrays(keys), columns, waits)
     return program.save_memory(again * program.copies, before(savings.swap) * program.copies, savings.ahead or 0,
                                savings.ahead is not None)
