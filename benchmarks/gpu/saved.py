@@ -1,5 +1,5 @@
-"""What a long sequence's stage does not keep: FFNs made again slice by slice, weight gradients by groups of rows, and backwards
-that go block by block."""
+"""What a long sequence's stage does not keep: attentions and FFNs made again slice by slice, weight gradients by groups of rows,
+and backwards that go block by block."""
 
 import statistics
 import time
@@ -43,24 +43,27 @@ def batches_of(model, count):
     return np.random.default_rng(2).integers(0, model.vocab_size, (count, 1, model.block_size + 1)).astype(np.int32)
 
 
-def ffns(model):
-    return tuple(block.kind == "ffn" for block in model.blocks)
+def blocks(model, *kinds):
+    return tuple(block.kind in kinds for block in model.blocks)
 
 
 def right():
-    """Of every slicing losses and norms of the same bits, near those of nothing recomputed; of whole backwards those of I and W."""
+    """Of every slicing, and whatever is made again, losses and norms of the same bits, near those of nothing recomputed; of whole
+    backwards those of I and W."""
     from gpu.training import small_model
 
     import terapipe_c as tp
 
     model, found = small_model(block_size=2048), {}
     params, T = tp.init_params(model, seed=1), model.block_size
-    ways = {"whole sequence": [T], "halves": [T // 2] * 2, "uneven": [T // 3, T - T // 3 - T // 4, T // 4],
-            "sixteenths": [T // 16] * 16}
+    uneven = [T // 3, T - T // 3 - T // 4, T // 4]
+    ffns, attentions, full = (blocks(model, *kinds) for kinds in (("ffn",), ("attention",), ("attention", "ffn")))
+    ways = {"whole sequence": ([T], ffns), "halves": ([T // 2] * 2, attentions), "uneven": (uneven, full),
+            "sixteenths": ([T // 16] * 16, ffns), "sixteenths of all": ([T // 16] * 16, full)}
     for dtype in ("float32", "bf16"):
         found[dtype] = told = {}
-        for name, lengths, saves, whole in (*((name, lengths, ffns(model), False) for name, lengths in ways.items()),
-                                            ("whole backward", [T], ffns(model), True), ("nothing recomputed", [T], (), False),
+        for name, lengths, saves, whole in (*((name, *way, False) for name, way in ways.items()),
+                                            ("whole backward", [T], ffns, True), ("nothing recomputed", [T], (), False),
                                             ("whole backward of all kept", [T], (), True)):  # fmt: skip
             engine, predicted = engine_of(model, lengths, saves, whole, dtype)
             told[name] = {"losses_and_norms": steps_of(engine, params, batches_of(model, STEPS))[0], "bytes": predicted}
@@ -74,12 +77,12 @@ def right():
         told["apart from nothing recomputed"] = float(far)
         assert far < (1e-5 if dtype == "float32" else 5e-3), told
     apart = {dtype: one["apart from nothing recomputed"] for dtype, one in found.items()}
-    return found | {"headline": f"{len(ways)} slicings and whole backwards equal; apart from nothing recomputed by "
+    return found | {"headline": f"{len(ways)} ways and whole backwards equal; apart from nothing recomputed by "
                                 f"{apart['float32']:.0e} (float32), {apart['bf16']:.0e} (bf16)"}  # fmt: skip
 
 
 def speed():
-    """A step of GPT-2 124M's shape on one long sequence in 16 slices: all kept, and FFNs made again, in turn; bytes of both."""
+    """A step of GPT-2 124M's shape on one long sequence in 16 slices: all kept, FFNs made again, and all, in turn; their bytes."""
     from gpu.training import small_model
 
     import terapipe_c as tp
@@ -87,9 +90,10 @@ def speed():
     T = 16 if small() else 16384
     model = small_model() if small() else tp.GPTConfig(n_layer=12, n_head=12, n_embd=768, vocab_size=50257, block_size=T)
     params, lengths = tp.init_params(model, seed=1), [model.block_size // 16] * 16
-    found = {name: {"rounds_s": []} for name in ("all kept", "ffn")}
-    for _ in range(2 if small() else 3):
-        for name, saves in (("all kept", ()), ("ffn", ffns(model))):
+    ways = {"all kept": (), "ffn": blocks(model, "ffn"), "full": blocks(model, "attention", "ffn")}
+    found = {name: {"rounds_s": []} for name in ways}
+    for _ in range(2):
+        for name, saves in ways.items():
             engine, _ = engine_of(model, lengths, saves)
             seconds = steps_of(engine, params, batches_of(model, 4 if small() else 8))[1]
             found[name]["rounds_s"].append(statistics.median(seconds[3:]))
@@ -98,9 +102,11 @@ def speed():
             del engine
     for one in found.values():
         one["step_s"] = statistics.median(one["rounds_s"])
-    ratio = found["ffn"]["step_s"] / found["all kept"]["step_s"]
-    less = found["ffn"]["bytes"] / found["all kept"]["bytes"]
-    return found | {"headline": f"a step {ratio:.3f} times as long in {less:.2f} of the memory"}
+    kept, told = found["all kept"], []
+    for name in ("ffn", "full"):
+        ratio, less = (found[name][what] / kept[what] for what in ("step_s", "bytes"))
+        told.append(f"{name}: a step {ratio:.3f} times as long in {less:.2f} of the memory")
+    return found | {"headline": "; ".join(told)}
 
 
 QUESTIONS = [
