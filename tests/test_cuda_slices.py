@@ -127,6 +127,17 @@ def test_what_a_w_leaves_is_there_while_another_micro_batch_goes_forward():
     same(*found)
 
 
+def test_where_attentions_swap_sums_are_of_whole_sequences():
+    """With the bits of nothing saved, though another block is made again slice by slice."""
+    model, params, tokens = problem(1, 40, n_embd=8)
+    program, cut, found = tp.schedules.seq1f1b(1, 1, 2).split(pending=0), [(1, [7, 33])], []
+    for again, swap in (((), ()), ((0, 0, 1, 1, 0, 0), (0, 1, 0, 0, 0, 0)), ((0, 0, 1, 1, 0, 0), ())):
+        made = program.save_memory(bytes([2 * any(again)]), bytes([any(swap)])).lower()
+        found.append(trained(model, partition_of(model, []), cut, made, params, tokens, recompute=again, swap=swap))
+    same(*found[:2])
+    assert not np.array_equal(found[0][1]["transformer.wte.weight"], found[2][1]["transformer.wte.weight"])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
 def test_gradients_agree_with_the_oracle(dtype):
     model, params, tokens = problem(1, TOKENS, tie_weights=False)

@@ -30,16 +30,17 @@ measure(const tp_again_asked *asked, const columns_of *of)
     int64_t left = 0, own = 0, most;
     const int32_t *lengths = asked->lengths;
     for (int32_t q = 0; q < asked->micros; lengths += asked->slices[q++]) {
-        int64_t total = 0, begin = 0, batch = asked->batches[q];
+        int64_t total = 0, begin = 0, before = 0, batch = asked->batches[q];
         for (int32_t s = 0; s < asked->slices[q]; s++) {
             total += lengths[s];
             rows.longest = batch * lengths[s] > rows.longest ? batch * lengths[s] : rows.longest;
         }
-        for (int32_t s = 0; s < asked->slices[q]; begin += lengths[s++]) {
-            int64_t next = begin + lengths[s], end = s + 1 < asked->slices[q] ? next + (total - next) % of->group_rows : total;
-            int64_t leaves = tp_groups_begin(of->group_rows, total, s, begin) - begin;
-            left = s > 0 && leaves > left ? leaves : left;
-            own = batch * (end - begin) > own ? batch * (end - begin) : own;
+        for (int32_t s = 0; s <= asked->slices[q]; s++) {
+            int64_t from = s < asked->slices[q] ? tp_groups_begin(of->group_rows, total, s, begin) : total;
+            left = from - begin > left ? from - begin : left;
+            own = batch * (from - before) > own ? batch * (from - before) : own;
+            before = begin;
+            begin += s < asked->slices[q] ? lengths[s] : 0;
         }
         rows.all = batch * total > rows.all ? batch * total : rows.all;
         rows.at_once |= batch > 1 && asked->slices[q] > 1;

@@ -255,7 +255,7 @@ typedef struct {
     int whole;               /* several sequences and several slices */
 } tp_slice_at;
 
-/* Does this attention keep keys and values alone, for R of one slice after another? */
+/* Does this attention keep keys and values (and queries) alone, for R of one slice after another? */
 static inline int
 tp_stage_keeps_keys(const tp_stage_base *stage, const tp_stage_block *block)
 {
