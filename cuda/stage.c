@@ -253,6 +253,23 @@ stage_backward(tp_stage *stage, int micro, int slice, int slot, int gslot)
     return TP_OK;
 }
 
+static tp_status
+stage_recompute_block(tp_stage *stage, int micro, int slot, int gslot, int block)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, 0, TP_WHOLE, slot, gslot);
+    tp_stage_select(&stage->base, micro, 0);
+    return tp_cuda_block_recompute(stage, block, &at);
+}
+
+static tp_status
+stage_backward_block(tp_stage *stage, int micro, int slot, int gslot, int block)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, 0, TP_WHOLE, slot, gslot);
+    tp_stage_select(&stage->base, micro, 0);
+    TP_TRY(tp_cuda_block_input_gradient(stage, block, &at));
+    return tp_cuda_block_weight_gradient(stage, block, &at);
+}
+
 /* Fill all buffers that a step writes before it reads them with copies of the largest weights, as data on which products are tried
  * and timed. Fresh memory is mostly zeros: on these all GELUs agree, and a GPU multiplies zeros faster than data (it draws less
  * power), with some algorithms more than with others. */
@@ -363,6 +380,8 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .weight_gradient = stage_weight_gradient,
     .backward = stage_backward,
     .recompute = stage_recompute,
+    .recompute_block = stage_recompute_block,
+    .backward_block = stage_backward_block,
     .remakes_slices = 2,
     .keeps_keys = 3,
     .swap_out = stage_swap_out,

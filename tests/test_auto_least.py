@@ -14,7 +14,7 @@ from terapipe_c.planning.judge import Savings, as_built, possible
 from terapipe_c.planning.least import LeastBytes
 from terapipe_c.planning.partitioners import plan_one
 from terapipe_c.planning.request import BY_NAME, JOINT, RECOMPUTE, check_request, has_chunks
-from terapipe_c.planning.whole import WHOLE
+from terapipe_c.planning.whole import WHOLE, WITHIN
 from terapipe_c.schedules import CHIMERA, LOOPED, SLICED
 
 NONE = dict.fromkeys(("stages", "tensor_parallel", "time_limit_s"))
@@ -55,7 +55,7 @@ def a_plan(rng, name, model, cluster, share, replicas, again):
     cut = tuple(itertools.pairwise(itertools.accumulate((0, *cut_at_random(rng, model.num_blocks, ranks * chunks)))))
     pending = int(rng.choice([0, 1, 4])) if name != LOOPED or rng.random() < 0.5 else as_built(0)
     judge = asked.judge(ranks)
-    return asked, ranks, min(max(judge.peak_bytes(judge.judge(name, cut, slicing, waits))) for waits in (pending, WHOLE))
+    return asked, ranks, min(max(judge.peak_bytes(judge.judge(name, cut, slicing, waits))) for waits in (pending, WHOLE, WITHIN))
 
 
 @pytest.mark.parametrize("name", [*JOINT, *BY_NAME])

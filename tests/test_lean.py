@@ -15,7 +15,7 @@ from terapipe_c.planning import search as search_module
 from terapipe_c.planning.judge import Judge, Savings
 from terapipe_c.planning.request import AUTO, SAVERS
 from terapipe_c.planning.search import search
-from terapipe_c.planning.whole import WHOLE
+from terapipe_c.planning.whole import WHOLE, WITHIN
 
 CLUSTER = tp.Cluster(num_devices=8, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e10)
 
@@ -365,7 +365,7 @@ def test_near_the_least_memory_a_plan_that_recomputes_is_about_as_fast_as_any():
     least, again = refused.value.memory_bytes, tuple(block.kind == "attention" for block in model.blocks)
     judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), 5, 1, None, savings=Savings(again))
     every = (judge.judge("1f1b", cut, ((b, (16,)),) * (4 // b), pending) for cut in cuts(10, 5) for b in (1, 2, 4)
-             for pending in (0, 1, WHOLE))
+             for pending in (0, 1, WHOLE, WITHIN))
     fastest = min(c.seconds for c in every if judge.fits(c, least))
     assert tp.plan(model, CLUSTER, memory_bytes=least, **request).step_time_s < 1.02 * fastest
 

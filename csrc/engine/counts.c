@@ -38,7 +38,7 @@ tp_engine_stage_counts(const tp_engine_config *config, int stage)
         return config->counts->stage[stage];
     return (tp_stage_counts){tp_program_activation_slots(program, stage), tp_program_gradient_slots(program, stage),
                              tp_program_versions(program, stage), tp_program_has_two_places(program, stage),
-                             tp_program_has_apart(program, stage)};
+                             tp_program_has_apart(program, stage), tp_program_within(program, stage)};
 }
 
 int

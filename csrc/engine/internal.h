@@ -22,6 +22,11 @@ typedef struct {
 
 typedef struct tp_engine_copier tp_engine_copier;
 
+/* When a B made one of its blocks again. */
+typedef struct {
+    int64_t begin, end;
+} tp_engine_part_ns;
+
 struct tp_engine {
     tp_engine_config config;
     int first; /* rank 0 of this replica, as the communicator and the region count */
@@ -53,6 +58,7 @@ struct tp_engine {
     int32_t *copies;        /* positions of the copies */
     tp_engine_copier *copier; /* NULL: none is, or it is emulated */
     tp_event *events;       /* [count] */
+    tp_engine_part_ns *within; /* [R within B][blocks of the model that remake], of each R the first; NULL: it has none */
     tp_event *given;        /* [count] of tp_engine_given; NULL: not kept */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
@@ -67,7 +73,7 @@ struct tp_engine {
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
 typedef struct {
-    size_t needs, forward_needs, from, received, loan, reuses, events, gather, stages, slots, loads, guests, copied, copies;
+    size_t needs, forward_needs, from, received, loan, reuses, events, gather, stages, slots, loads, guests, copied, copies, within;
 } engine_tables;
 engine_tables
 tp_engine_tables(const tp_engine_config *config, int64_t gather_count);
@@ -132,6 +138,22 @@ tp_engine_begin_copy(tp_engine *engine, int64_t i);
 /* Until those that instruction i waits for are done. EABORTED, or what a copy failed with. */
 TP_MUST_USE tp_status
 tp_engine_wait_copies(tp_engine *engine, int64_t i);
+
+/* ---- within.c ---- */
+int
+tp_engine_is_within(const tp_instr *instr);
+/* Of the table of when, for config->rank. */
+size_t
+tp_engine_within_bytes(const tp_engine_config *config);
+/* EVALUE: a provider that does not make again within B. */
+TP_MUST_USE tp_status
+tp_engine_check_within(const tp_engine_config *config);
+/* The B at i, behind such an R. */
+TP_MUST_USE tp_status
+tp_engine_go_back_within(tp_engine *engine, int64_t i);
+/* Once all marks are there: the events of R and B take turns. */
+void
+tp_engine_settle_within(tp_engine *engine);
 
 /* ---- guests.c ---- */
 /* Does this rank keep activations elsewhere, or another's? */

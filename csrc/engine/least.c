@@ -91,7 +91,7 @@ has_slices(const tp_slicing *slicing)
 }
 
 /* Whether blocks are made again slice by slice, and gradients have room for one, is the program's matter, and what W leaves to the
- * slice before may make that more. So is whether B are whole, which never makes it more. */
+ * slice before may make that more. So is whether B are whole, and R within them, which never makes it more. */
 static int64_t
 bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves, int keys)
 {
@@ -99,12 +99,13 @@ bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves, i
     int64_t least_bytes = INT64_MAX;
     int slice = keys || !remakes_attention(x, from, to);
     int by_block = !a->apart && a->provider->stage->backward != NULL && !has_slices(&x->open[way]);
+    int within = by_block && saves != NULL && a->provider->stage->backward_block != NULL;
     for (int remakes = 0; remakes <= (saves != NULL && slice); remakes++)
         for (int gradients = 0; gradients <= (x->slices_gradients && slice); gradients++) {
             tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
                                       .activation_slots = slots, .gradient_slots = 1, .saves = saves,
                                       .replicas = a->replicas * a->copies, .keep_keys = keys, .remake_slices = remakes,
-                                      .slice_gradients = gradients, .by_block = by_block};
+                                      .slice_gradients = gradients, .by_block = by_block, .remake_within = within};
             int64_t bytes = bytes_with(x, &config);
             least_bytes = bytes < least_bytes ? bytes : least_bytes;
         }

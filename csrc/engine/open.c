@@ -26,6 +26,7 @@ tp_engine_stage_config(const tp_engine_config *config, int stage, tp_stage_confi
                              .store = config->store};
     out->keep_keys = tp_engine_keeps_keys(config, stage);
     out->by_block = tp_engine_goes_by_block(config, &counts);
+    out->remake_within = out->by_block && counts.within > 0;
     out->slice_gradients = tp_engine_slices_gradients(config, stage);
     TP_TRY(tp_engine_remakes_slices(config, stage, &out->remake_slices));
     return tp_engine_has_one_room(config, stage, &out->one_room);
@@ -57,6 +58,7 @@ tp_engine_table_bytes(const tp_engine_config *config)
            tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) + tp_align_bytes(tables.stages) +
            tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
            tp_align_bytes(tables.guests) + tp_align_bytes(tables.copied) + tp_align_bytes(tables.copies) +
+           tp_align_bytes(tables.within) +
            tp_align_bytes(tp_engine_sums_bytes(config));
 }
 

@@ -262,6 +262,7 @@ tp_status
 tp_engine_check_saving(const tp_engine_config *config)
 {
     walk x;
+    TP_TRY(tp_engine_check_within(config));
     for (int block = 0; block < tp_model_blocks(&config->model); block++)
         TP_TRY(check_block(config, block));
     TP_TRY(walk_open(&x, config));

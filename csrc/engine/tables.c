@@ -26,6 +26,7 @@ tp_engine_tables(const tp_engine_config *config, int64_t gather_count)
                            .guests = guests * (size_t)program->stages * sizeof(tp_engine_guest),
                            .copied = copies > 0 ? count * sizeof(int32_t) : 0,
                            .copies = copies * sizeof(int32_t),
+                           .within = tp_engine_within_bytes(config),
                            .stages = (size_t)program->stages * sizeof(tp_stage *)};
 }
 
@@ -52,6 +53,7 @@ tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, in
     TP_TRY(tp_heap_alloc(engine->heap, bytes.guests, "the engine's guest table", (void **)&engine->guest));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.copied, "the engine's copies", (void **)&engine->copied));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.copies, "the engine's copies", (void **)&engine->copies));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.within, "the engine's times of recomputation", (void **)&engine->within));
     TP_TRY(tp_engine_match_copies(engine, program));
     for (int64_t i = 0; i < engine->count; i++) { /* a micro-batch that was away has another activation slot in its backward */
         const tp_instr *instr = &engine->code[i];
@@ -81,6 +83,7 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->guest);
     tp_heap_free(engine->heap, engine->copied);
     tp_heap_free(engine->heap, engine->copies);
+    tp_heap_free(engine->heap, engine->within);
 }
 
 /* The key of a message among those a rank receives: its reader is F (from RF, half by half); B, I (from RB); SL (from RE); the first
@@ -133,7 +136,7 @@ find_receives(matching *m, int64_t i)
 {
     tp_engine *engine = m->engine;
     const tp_instr *instr = &engine->code[i];
-    int backward = instr->op == TP_OP_B || instr->op == TP_OP_I;
+    int backward = instr->op == TP_OP_B || instr->op == TP_OP_I || tp_engine_is_within(instr);
     int kind = backward                                                ? KEY_BACKWARD
                : instr->op == TP_OP_SL                                 ? KEY_EVICTED
                : instr->op == TP_OP_F && instr->flags & TP_HALF_FIRST ? KEY_FIRST_HALF

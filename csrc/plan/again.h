@@ -17,7 +17,7 @@ typedef struct {
     int waits;                       /* 1: W may wait (tp_program_split) */
 } tp_again_asked;
 
-/* ways: [stages] of tp_again: what takes least memory, by the rows that csrc/stage/describe.c would lay out. */
+/* ways: [stages] of tp_again: what takes least memory, by the rows that csrc/stage/room.c would lay out. */
 void
 tp_again_ways(const tp_again_asked *asked, uint8_t *ways);
 

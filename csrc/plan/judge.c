@@ -240,10 +240,13 @@ make_again(tp_judge *judge, const tp_candidate *c, int waits, const tp_program *
     const int at_once = c->recompute != NULL ? c->at_once : judge->asked.at_once;
     const int none = at_once || c->order == TP_ORDER_BPIPE; /* whose guests are the larger with them */
     const int keeps_keys = none ? 0 : judge->asked.keeps_keys;
+    const int within = c->pending == TP_JUDGE_WITHIN && (*compute)->max_slices == 1; /* descents cut into slices, too */
     tp_again_ways(&(tp_again_asked){judge->stages, c->boundary, judge->asked.kind, tp_judge_again(judge, c), c->micros, c->batches,
                                     c->slices, c->lengths, keeps_keys, waits}, flags);
     for (int k = 0; k < stages; k++) {
         flags[k] = flags[k % judge->stages]; /* the copies of the model are alike */
+        if (flags[k] != TP_AGAIN_NOT && within)
+            flags[k] = TP_AGAIN_WITHIN;
         any |= flags[k];
     }
     tp_program *again = NULL;
@@ -264,7 +267,7 @@ static tp_status
 finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program *compute, tp_program **made,
        const tp_completed *known, tp_judge_timed *out)
 {
-    const int whole = c->pending == TP_JUDGE_WHOLE;
+    const int whole = c->pending <= TP_JUDGE_WITHIN;
     const int pending = places_weights(c->order) || whole ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending;
     *out = (tp_judge_timed){.seconds = 0.0};
     if (tp_judge_again(judge, c) != NULL)

@@ -53,6 +53,8 @@ typedef struct {
 /* The same of one whose B stay whole, so that stages go back block by block (tp_stage_config.by_block): none is faster with messages
  * to send behind I, but micro-batches of one slice need less memory. Looped stages stay as they are built. */
 #define TP_JUDGE_WHOLE INT32_MIN
+/* The same, and what they recompute is made within B (TP_WITHIN), in less memory still; but that fills no wait. */
+#define TP_JUDGE_WITHIN (INT32_MIN + 1)
 
 typedef struct {
     int order;               /* tp_schedule, or TP_ORDER_* (not the builder's TP_ZB_V, which TP_ORDER_ZB_V is) */

@@ -61,7 +61,7 @@ check_candidate(const tp_judge *judge, const tp_candidate *c, int64_t *units)
     for (int k = 0; k < judge->stages; k++)
         if (c->boundary[k + 1] <= c->boundary[k])
             return tp_fail(TP_EVALUE, "stage %d has no block", k);
-    if (c->pending == TP_JUDGE_WHOLE)
+    if (c->pending <= TP_JUDGE_WITHIN)
         return tp_judge_copies(c->order) > 1 ? check_copies(c) : TP_OK;
     if (c->pending < 0 && c->order != TP_LOOPED_BFS)
         return tp_fail(TP_EVALUE, "pending is %d: 0 (W right behind I) or more would be right", c->pending);

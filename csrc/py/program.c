@@ -460,7 +460,7 @@ static PyMethodDef methods[] = {
     {"save_memory", CALL(tp_py_program_save_memory), METH_VARARGS | METH_KEYWORDS,
      "save_memory($self, /, recompute, swap, ahead=0, beside=False)\n--\n\nThe compute program with R, SO and SI on the stages that save memory so; "
      "each a byte for every stage: 0 they do not, 1 all R (SI) of a micro-batch stand before its first backward, 2 each before its "
-     "own. ahead 1: SI stand right behind the backward before that one on their stage, 2: right before it (a gradient slot more), "
+     "own; 255 R is within the whole backward, of a micro-batch of one slice, that it stands right before (+). ahead 1: SI stand right behind the backward before that one on their stage, 2: right before it (a gradient slot more), "
      "so that copies may be made beside what is between; never before their SO. beside: the rank's copier makes them so (&), with "
      "ahead 3 out of two places in turn (&&), so that a forward need not wait for the copy of the one before it."},
     {"strip", tp_py_program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},

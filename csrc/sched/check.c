@@ -20,6 +20,7 @@ typedef struct {
     uint16_t *bits;              /* [stages * units] of the stage that the instruction names */
     uint8_t *reduced, *updated;  /* [stages] AR, OPT seen */
     int32_t *renewed;            /* [stages] U seen */
+    uint8_t *within;             /* [stages] R seen: 1 within B, 2 before it */
     int halved;                  /* some F is of a half */
     unsigned ways;               /* of swaps seen: 1 by the rank, 2 beside its work; of SO: 4 from one place, 8 from two */
     int overlaps;                /* the op before was marked: 1 a forward, 2 a backward */
@@ -55,6 +56,7 @@ rule_flags(const tp_program *p, int rank, int64_t at, const tp_instr *i)
                    : tp_sched_is_backward(i->op)            ? TP_OVERLAPS
                    : i->op == TP_OP_SO                      ? (i->flags & TP_BESIDE ? TP_BESIDE | TP_TWO_PLACES : 0)
                    : i->op == TP_OP_SI                      ? TP_BESIDE
+                   : i->op == TP_OP_R                       ? TP_WITHIN
                                                             : 0;
     if ((i->flags & ~may) || (i->flags & TP_HALVES) == TP_HALVES || (i->flags & (TP_HALVES | TP_HALF_JOINED)) == TP_HALF_JOINED)
         return tp_sched_refuse(p, rank, at, "its flags are %u: no such half of a %s", i->flags, tp_op_name(i->op));
@@ -317,10 +319,34 @@ rule_overlap(proof *x, int rank, int64_t at, const tp_instr *i)
     return TP_OK;
 }
 
+/* Of R+: its B is next, and reads what its stage makes so every time. */
+static tp_status
+rule_within(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    const tp_program *p = x->p;
+    const tp_instr *next = i + 1;
+    const int way = i->flags & TP_WITHIN ? 1 : 2;
+    x->within[i->stage] |= (uint8_t)way;
+    if (x->within[i->stage] == 3)
+        return tp_sched_refuse(p, rank, at, "a stage's R are made within B (+) all or none");
+    if (way == 2)
+        return TP_OK;
+    if (p->begin[rank] + at + 1 >= p->begin[rank + 1] || next->op != TP_OP_B || next->stage != i->stage || next->micro != i->micro ||
+        next->slice != i->slice)
+        return tp_sched_refuse(p, rank, at, "%dB%d.%d must come right behind it: it is made within that (+)", i->stage, i->micro,
+                               i->slice);
+    if (p->slices[i->micro] > 1)
+        return tp_sched_refuse(p, rank, at, "micro-batch %d has %d slices: R within B (+) is of a micro-batch of one", i->micro,
+                               p->slices[i->micro]);
+    return TP_OK;
+}
+
 static tp_status
 check_one(proof *x, int rank, int64_t at, const tp_instr *i)
 {
     TP_TRY(rule_place(x, rank, at, i));
+    if (i->op == TP_OP_R)
+        TP_TRY(rule_within(x, rank, at, i));
     if (x->overlaps || i->flags & TP_OVERLAPS)
         TP_TRY(rule_overlap(x, rank, at, i));
     if (x->ending && !tp_sched_is_end(i->op))
@@ -448,8 +474,10 @@ proof_open(proof *x, const tp_program *p, unsigned ops)
     x->reduced = calloc(stages, 1);
     x->updated = calloc(stages, 1);
     x->renewed = calloc(stages, sizeof *x->renewed);
+    x->within = calloc(stages, 1);
     if (x->forward == NULL || x->cut == NULL || x->backward == NULL || x->weights == NULL || x->messages == NULL ||
-        (tables && x->bits == NULL) || x->reduced == NULL || x->updated == NULL || x->renewed == NULL)
+        (tables && x->bits == NULL) || x->reduced == NULL || x->updated == NULL || x->renewed == NULL ||
+        x->within == NULL)
         return tp_fail(TP_EMEMORY, "no memory to check %d stages and %d micro-batches", p->stages, p->micros);
     return TP_OK;
 }
@@ -484,6 +512,7 @@ tp_sched_check_order(const tp_program *program, unsigned ops)
     free(x.reduced);
     free(x.updated);
     free(x.renewed);
+    free(x.within);
     return status;
 }
 

@@ -65,6 +65,12 @@ tp_sched_is_backward(int op)
 {
     return op == TP_OP_B || op == TP_OP_I;
 }
+/* Does it wait for the gradient that a backward reads? */
+static inline int
+tp_sched_goes_back(const tp_instr *instr)
+{
+    return tp_sched_is_backward(instr->op) || (instr->op == TP_OP_R && instr->flags & TP_WITHIN);
+}
 static inline int
 tp_sched_is_send(int op)
 {

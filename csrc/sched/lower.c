@@ -131,7 +131,7 @@ pair_in(const lowering *l, const tp_instr *instr)
 {
     if (instr->op == TP_OP_F)
         return tp_program_remote(l->from, instr->stage) ? l->pairs.forward[instr->stage - 1] : -1;
-    if (tp_sched_is_backward(instr->op) && tp_program_remote(l->from, instr->stage + 1))
+    if (tp_sched_goes_back(instr) && tp_program_remote(l->from, instr->stage + 1))
         return l->pairs.backward[instr->stage + 1];
     return -1;
 }
@@ -260,9 +260,10 @@ run_rank(lowering *l, int rank)
         uint8_t posted = instr == NULL ? 0 : mask(forward ? POSTED_F : POSTED_B, tp_instr_halves(instr));
         if (l->guests)
             announce(l, rank);
-        if (in >= 0)
-            while ((*bits_of(l, instr->stage, instr) & posted) != posted)
-                post(l, in);
+        /* not for R within B before what the rank sends has left: else each gradient on its way would have a slot of its own */
+        int waits = instr != NULL && instr->op == TP_OP_R && l->sending[rank] >= 0;
+        while (in >= 0 && !waits && (*bits_of(l, instr->stage, instr) & posted) != posted)
+            post(l, in);
         if (l->sending[rank] >= 0) {
             const tp_instr *maker = &p->code[l->sending[rank]];
             int pair = pair_out(l, maker);
@@ -274,6 +275,8 @@ run_rank(lowering *l, int rank)
                 maker->op == TP_OP_F ? mask(ARRIVED_F, tp_sched_leaving(p, maker)) : mask(ARRIVED_B, TP_HALVES);
             wake(l, l->pairs.target[pair]);
             has_sent(l, rank);
+            if (waits)
+                continue;
         }
         if (instr == NULL || (in >= 0 && (*bits_of(l, instr->stage, instr) & arrived) != arrived))
             return;

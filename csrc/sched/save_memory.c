@@ -25,6 +25,7 @@ put(saving *x, const tp_instr *like, int op, int slice)
 {
     unsigned flags = x->beside && op != TP_OP_R ? TP_BESIDE : 0;
     flags |= flags != 0 && op == TP_OP_SO && x->ahead == TP_SWAP_TWO ? TP_TWO_PLACES : 0;
+    flags |= op == TP_OP_R && x->again[like->stage] == TP_AGAIN_WITHIN ? TP_WITHIN : 0;
     *x->to++ = (tp_instr){.op = (uint16_t)op, .stage = like->stage, .micro = like->micro, .slice = (uint16_t)slice, .peer = -1,
                           .flags = (uint16_t)flags};
 }
@@ -41,7 +42,7 @@ put_all(saving *x, const tp_instr *instr, int op, int when)
 static int
 begins_group(const saving *x, const tp_instr *instr, int when)
 {
-    return when == TP_AGAIN_SLICES || (when == TP_AGAIN_ALL && instr->slice == x->from->slices[instr->micro] - 1);
+    return when == TP_AGAIN_SLICES || when == TP_AGAIN_WITHIN || (when == TP_AGAIN_ALL && instr->slice == x->from->slices[instr->micro] - 1);
 }
 
 /* Where SI of the group that begins at position k may stand: not before its SO. */
@@ -173,7 +174,7 @@ choose_ways(const tp_program *program, const uint8_t *again, uint8_t *ways)
         most = program->slices[q] > most ? program->slices[q] : most;
     for (int v = 0; v < program->stages; v++) {
         ways[v] = again[v];
-        if (again[v] < TP_AGAIN_KEYS)
+        if (again[v] < TP_AGAIN_KEYS || again[v] == TP_AGAIN_WITHIN)
             continue;
         int held = held_at_once(program, v, begun, &waits), keys = again[v] - TP_AGAIN_KEYS;
         ways[v] = most > 1 && held <= (waits && keys > 1 ? 1 : keys) ? TP_AGAIN_SLICES : TP_AGAIN_ALL;
@@ -183,11 +184,15 @@ choose_ways(const tp_program *program, const uint8_t *again, uint8_t *ways)
 }
 
 static tp_status
-check(const tp_program *program, const uint8_t *swapped, int ahead)
+check(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead)
 {
-    for (int v = 0; v < program->stages; v++)
+    for (int v = 0; v < program->stages; v++) {
         if (swapped[v] > TP_AGAIN_SLICES)
             return tp_fail(TP_EVALUE, "stage %d swaps in way %d: 0 to %d would be right", v, swapped[v], TP_AGAIN_SLICES);
+        if (again[v] == TP_AGAIN_WITHIN && (program->max_slices > 1 || tp_program_has_apart(program, v)))
+            return tp_fail(TP_EVALUE, "stage %d recomputes within B (%d): B that are whole, of micro-batches of one slice, would be right",
+                           v, TP_AGAIN_WITHIN);
+    }
     if (ahead < TP_SWAP_LATE || ahead > TP_SWAP_TWO)
         return tp_fail(TP_EVALUE, "ahead is %d: 0 to %d would be right", ahead, TP_SWAP_TWO);
     return TP_OK;
@@ -198,7 +203,7 @@ tp_program_save_memory(const tp_program *program, const uint8_t *again, const ui
                        tp_program **out)
 {
     tp_program *compute = NULL, *p = NULL;
-    TP_TRY(check(program, swapped, ahead));
+    TP_TRY(check(program, again, swapped, ahead));
     TP_TRY(tp_program_strip(program, &compute));
     tp_status status = tp_program_check(compute);
     if (status == TP_OK && tp_sched_ops(compute) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI)))

@@ -51,7 +51,7 @@ typedef enum {
 typedef struct {
     uint16_t op, stage, micro, slice; /* stage: the global (virtual) stage */
     int16_t peer;                     /* rank at the other end of a comm op; -1 */
-    uint16_t flags;                   /* of F, SF, RF: TP_HALF_*; of F: TP_HALF_JOINED; TP_OVERLAPS */
+    uint16_t flags;                   /* of F, SF, RF: TP_HALF_*; of F: TP_HALF_JOINED; TP_OVERLAPS; of R: TP_WITHIN */
     uint32_t slot;                    /* TP_SLOT(activation, gradient): buffers of this micro-batch on this stage; of RE and SL:
                                          TP_SLOT(guest, 0) */
 } tp_instr;
@@ -71,6 +71,10 @@ typedef struct {
 /* On SO beside the work, on all of a program or on none (`0SO1.0&&`): each stage that swaps has two buffers for what its forward
  * makes, one for even and one for odd activation slots, and an F waits only for the copies out of the one that it overwrites. */
 #define TP_TWO_PLACES 16u
+/* On R (`0R1.0+`), right before its B, which is whole and of a micro-batch of one slice, on all R of a stage or on none: that B makes
+ * each block again right before the block's own gradients, so that all share one's room (Chen et al. 2016; Megatron-LM). So R waits
+ * for what B reads, and stands for the time that B spends so. */
+#define TP_WITHIN 32u
 
 #define TP_SLOT(activation, gradient) ((uint32_t)(activation) | (uint32_t)(gradient) << 16)
 #define TP_SLOT_ACTIVATION(slot) ((slot)&0xffffu)
@@ -330,15 +334,16 @@ TP_MUST_USE tp_status
 tp_program_assign_slots(tp_program *program);
 /* The compute program with what saves memory. again: [stages] of tp_again for R; swapped: the same for SI, and SO stands behind
  * each forward; ahead: of tp_swap_ahead; beside != 0: they are TP_BESIDE. Whole or split backwards; marks of overlap go. EVALUE:
- * another value. ESCHEDULE: it has R, SO or SI already, or does not pass check. */
+ * another value; TP_AGAIN_WITHIN where backwards are split or micro-batches have slices. ESCHEDULE: it has R, SO or SI already, or does not pass check. */
 typedef enum {
     TP_AGAIN_NOT,
     TP_AGAIN_ALL,   /* all R (SI) of a micro-batch, slices ascending, before its first backward: a slice attends to those before it */
     TP_AGAIN_SLICES, /* each before its own backward: nothing attends, or keys are kept, and there may be room for one slice alone */
-    TP_AGAIN_KEYS    /* R alone. TP_AGAIN_KEYS + n: TP_AGAIN_SLICES on a stage that holds n micro-batches at most at once, and 1 at most
+    TP_AGAIN_KEYS,   /* R alone. TP_AGAIN_KEYS + n: TP_AGAIN_SLICES on a stage that holds n micro-batches at most at once, and 1 at most
                         if its W wait, so that there is no room of one slice alone; else, or where none has several, TP_AGAIN_ALL */
+    TP_AGAIN_WITHIN = UINT8_MAX /* R alone: within the whole backward of a micro-batch of one slice (TP_WITHIN) */
 } tp_again;
-enum { TP_AGAIN_MOST_KEYS = UINT8_MAX - TP_AGAIN_KEYS };
+enum { TP_AGAIN_MOST_KEYS = TP_AGAIN_WITHIN - 1 - TP_AGAIN_KEYS };
 TP_MUST_USE tp_status
 tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead, int beside,
                        tp_program **out);
@@ -369,9 +374,12 @@ tp_program_versions(const tp_program *program, int stage);
 /* Has `stage` an I or a W, apart from each other? */
 int
 tp_program_has_apart(const tp_program *program, int stage);
-/* These five numbers of every stage at once, counts[stages]. */
+/* Those of its R that are within B (TP_WITHIN). */
+int
+tp_program_within(const tp_program *program, int stage);
+/* These six numbers of every stage at once, counts[stages]. */
 typedef struct {
-    int32_t activation_slots, gradient_slots, versions, two_places, apart;
+    int32_t activation_slots, gradient_slots, versions, two_places, apart, within;
 } tp_stage_counts;
 void
 tp_program_count(const tp_program *program, tp_stage_counts *counts);

@@ -80,7 +80,7 @@ maker_of(const order *o, const tp_instr *i, int64_t cell, int64_t units)
     int32_t made = -1;
     if (i->op == TP_OP_F && !tp_program_is_first(o->p, i->stage))
         made = (i->flags & TP_HALF_FIRST ? o->made_half : o->made_f)[cell - units];
-    else if (tp_sched_is_backward(i->op) && !tp_program_is_last(o->p, i->stage))
+    else if (tp_sched_goes_back(i) && !tp_program_is_last(o->p, i->stage))
         made = o->made_b[cell + units];
     else
         return -1;
@@ -209,6 +209,8 @@ order_work(order *o, tp_sim *sim, int rank, int64_t k, int64_t *sent)
     int leaves = (forward || backward) && leaves_rank(p, i, leaving), apart = 0;
     if ((forward && tp_program_remote(p, i->stage)) || (backward && tp_program_remote(p, i->stage + 1)))
         n->flags |= IN_REMOTE;
+    if (i->op == TP_OP_R && maker >= 0 && tp_program_remote(p, i->stage + 1)) /* its B reads it, too */
+        n->flags |= IN_REMOTE | COPIED;
     if (leaves && o->lowered) {
         *sent = send_behind(p, rank, k, leaving);
         apart = *sent < 0;
@@ -415,7 +417,7 @@ copies_of(tp_sim *sim, const tp_durations *d, const node *n, double clock)
     if (tp_sched_is_swap(n->op))
         tp_sched_copiers_begin(&sim->copiers, sim->rank_of[n->stage], n->op, n->stage, place, cell, clock,
                                tp_durations_s(d, n->op, 0, n->stage, n->unit));
-    else if (n->op == TP_OP_F || tp_sched_is_backward(n->op))
+    else if (n->op == TP_OP_F || tp_sched_is_backward(n->op) || n->maker >= 0)
         clock = tp_sched_copiers_wait(&sim->copiers, n->op, n->stage, place, cell, clock);
     return clock;
 }

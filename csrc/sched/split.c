@@ -273,7 +273,7 @@ run_op(filler *f, int rank, const tp_instr *i, double copy_s)
     int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, op = backward ? TP_OP_I : i->op;
     int64_t unit = tp_program_unit(p, i);
     work_for(f, rank, copy_s, ticks_of(f, op, i->flags, i->stage, unit));
-    emit(f, rank, op, i->stage, i->micro, i->slice, i->flags);
+    emit(f, rank, op, i->stage, i->micro, i->slice, i->flags & ~TP_WITHIN); /* there is no B that it is within */
     f->to->code[f->write[rank] - 1].peer = i->peer;
     f->next[rank]++;
     if (backward)

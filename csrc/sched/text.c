@@ -54,7 +54,7 @@ put_word(const tp_instr *instr, int csv, char *word)
         to = put_number(to, instr->slice);
         if (instr->flags & TP_HALVES)
             *to++ = instr->flags & TP_HALF_FIRST ? 'a' : 'b';
-        if (instr->flags & TP_HALF_JOINED)
+        if (instr->flags & (TP_HALF_JOINED | TP_WITHIN))
             *to++ = '+';
         if (instr->flags & TP_OVERLAPS)
             *to++ = '&';
@@ -224,10 +224,12 @@ get_letter(reader *r, char letter)
     return there;
 }
 
-/* `a` or `b` behind the slice of F, SF and RF; `+` behind those of F. */
+/* `a` or `b` behind the slice of F, SF and RF; `+` behind those of F, and behind the slice of R. */
 static unsigned
 get_half(reader *r, int op)
 {
+    if (op == TP_OP_R)
+        return get_letter(r, '+') ? TP_WITHIN : 0;
     if (op != TP_OP_F && op != TP_OP_SF && op != TP_OP_RF)
         return 0;
     unsigned half = get_letter(r, 'a') ? TP_HALF_FIRST : get_letter(r, 'b') ? TP_HALF_SECOND : 0;

@@ -471,7 +471,7 @@ run_forward(tp_worklist *w, turn *t, int64_t k, int64_t unit, const unsigned kep
     return 1;
 }
 
-/* B or I, likewise. */
+/* B or I, likewise; or R within B, which leaves the time that the message's copy takes to that. */
 INLINE int
 run_backward(tp_worklist *w, turn *t, int64_t k, int64_t unit, const unsigned kept, const int plain)
 {
@@ -486,7 +486,7 @@ run_backward(tp_worklist *w, turn *t, int64_t k, int64_t unit, const unsigned ke
             return 0;
         }
         start = later(backward_of(from, kept), start);
-        if (!plain && v->far_above)
+        if (!plain && v->far_above && i->op != TP_OP_R)
             start = behind_copy(start, seconds_at(w, v, TP_OP_RB, unit));
     }
     if (!plain && w->copiers.free_s != NULL)
@@ -496,7 +496,9 @@ run_backward(tp_worklist *w, turn *t, int64_t k, int64_t unit, const unsigned ke
         w->work_before[t->rank] = t->work;
     }
     compute(w, t, k, start, seconds, v->even[i->op]);
-    if (!v->sends_b)
+    if (i->op == TP_OP_R)
+        w->recompute[t->rank] += seconds;
+    else if (!v->sends_b)
         t->clock = leave_backward(w, i->stage, unit, t->clock, kept, plain);
     return 1;
 }
@@ -545,7 +547,7 @@ run(tp_worklist *w, int rank, int64_t end, const unsigned kept, const int plain)
         if (i->op == TP_OP_F) {
             if (!run_forward(w, &t, k, unit, kept, plain))
                 break;
-        } else if (tp_sched_is_backward(i->op)) {
+        } else if (tp_sched_goes_back(i)) {
             if (!run_backward(w, &t, k, unit, kept, plain))
                 break;
         } else {

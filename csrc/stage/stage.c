@@ -258,6 +258,25 @@ stage_backward(tp_stage *stage, int micro, int slice, int slot, int gradient_slo
     return tp_deadline_check_told();
 }
 
+static tp_status
+stage_recompute_block(tp_stage *stage, int micro, int slot, int gradient_slot, int block)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, 0, TP_WHOLE, slot, gradient_slot);
+    tp_stage_select(&stage->base, micro, 0);
+    tp_block_recompute(stage, block, &at);
+    return tp_deadline_check_told();
+}
+
+static tp_status
+stage_backward_block(tp_stage *stage, int micro, int slot, int gradient_slot, int block)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, 0, TP_WHOLE, slot, gradient_slot);
+    tp_stage_select(&stage->base, micro, 0);
+    tp_block_input_gradient(stage, block, &at);
+    tp_block_weight_gradient(stage, block, &at, weights_end(&at));
+    return tp_deadline_check_told();
+}
+
 const tp_stage_ops tp_cpu_stage_ops = {
     .bytes = stage_bytes,
     .open = stage_open,
@@ -274,6 +293,8 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .weight_gradient = stage_weight_gradient,
     .backward = stage_backward,
     .recompute = stage_recompute,
+    .recompute_block = stage_recompute_block,
+    .backward_block = stage_backward_block,
     .remakes_slices = 1,
     .keeps_keys = 2,
     .swap_out = stage_swap_out,

@@ -44,6 +44,9 @@ typedef struct {
                                      may be, or the stage keeps everything */
     int by_block;                 /* 1: every backward is of a whole micro-batch, by `backward` alone, both gradients of a block before
                                      the next one's: blocks share the room of theirs. Only where the provider has `backward` */
+    int remake_within;            /* 1, with by_block: R are within B (TP_WITHIN of csrc/sched/sched.h), by recompute_block and
+                                     backward_block: the stage's blocks share room for what one of them makes again, and makes
+                                     forward. Only where the provider has backward_block */
     int one_room;                 /* not 0: what forward made is swapped out before anything is swapped in, and what was swapped in
                                      has been read before the next forward, of the whole micro-batch, or else with remake_slices
                                      of that slice, so that what W puts by is still there: one buffer serves both */
@@ -189,6 +192,10 @@ typedef struct {
      * slices ascending.
      * NULL: this provider keeps everything. */
     tp_status (*recompute)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
+    /* With config.remake_within, in the place of R and B, of each block of the stage, from the last: make it again, if it remakes, and
+     * then both its gradients. block: of the stage, from 0. NULL: this provider does not. */
+    tp_status (*recompute_block)(tp_stage *stage, int micro, int slot, int gradient_slot, int block);
+    tp_status (*backward_block)(tp_stage *stage, int micro, int slot, int gradient_slot, int block);
     int remakes_slices; /* 1: it knows config.remake_slices; 2: where it is with config.slice_gradients alone, and no attention of the
                            model swaps */
     int keeps_keys;     /* not 0: and config.keep_keys: columns of n_embd that are kept, 2 of keys and values, 3 with queries */
@@ -237,7 +244,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 14u
+#define TP_PROVIDER_ABI 15u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

@@ -27,7 +27,7 @@ from ..partition import block_counts, updated_params
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
 from .deadline import abandoning, check_time
 from .savings import NOTHING, Savings, attends, saving
-from .whole import WHOLE, may_be_whole
+from .whole import WHOLE, WITHIN, is_whole, may_be_whole
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
@@ -319,10 +319,11 @@ class Judge:
 
     def _completed(self, order: Program, c: Candidate, timing: dict[str, Any]) -> Program:
         """What the engine would run, from the schedule alone."""
-        waits = c.schedule in ZERO_BUBBLE or c.pending not in (0, as_built(0), WHOLE)
+        waits = c.schedule in ZERO_BUBBLE or c.pending not in (0, as_built(0), WHOLE, WITHIN)
         columns = 0 if c.schedule == BPIPE else self.costs.where.keeps_keys                 # its guests are the larger with them
-        compute = saving(order, self.model, c.partition, c.savings, c.slicing if columns else (), waits, columns)
-        if c.schedule not in ZERO_BUBBLE and c.pending != WHOLE:
+        compute = saving(order, self.model, c.partition, c.savings, c.slicing if columns else (), waits, columns,
+                         c.pending == WITHIN)
+        if c.schedule not in ZERO_BUBBLE and not is_whole(c.pending):
             compute = compute.split(timing, pending=c.pending if c.pending >= 0 else as_built(c.pending))
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
         self.work += 100 * len(program) + 30_000               # about what splitting and lowering take
@@ -374,9 +375,11 @@ class Judge:
 
     def leaner(self, c: Candidate, whole: bool = True) -> list[Candidate]:
         """The same plan with no W waiting, which hold memory; looped stages as they are built: list scheduling may need more; at
-        last, if ``whole``, with whole B. Empty: nothing is left to try."""
-        if c.schedule in ZERO_BUBBLE or c.pending == WHOLE:
+        last, if ``whole``, with whole B, and then with R within these. Empty: nothing is left to try."""
+        if c.schedule in ZERO_BUBBLE or c.pending == WITHIN or (c.pending == WHOLE and not any(c.savings.recompute)):
             return []
+        if c.pending == WHOLE:
+            return [self.judge(c.schedule, c.partition, c.slicing, WITHIN, c.savings)]
         ways = [0] if c.pending > 0 else [as_built(0)] if c.pending < as_built(0) else []
         if c.schedule == LOOPED and c.pending >= 0 and len(c.slicing) > 1:
             ways.append(as_built(c.pending))
@@ -385,11 +388,13 @@ class Judge:
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
               savings: Savings | None = None) -> Candidate:
-        if pending == WHOLE and not may_be_whole(schedule, slicing):
+        if is_whole(pending) and not may_be_whole(schedule, slicing):
             pending = as_built(0)
-        if schedule in (BPIPE, PIPEDREAM) and pending != WHOLE:
+        if pending == WITHIN and not any((self.savings if savings is None else savings).recompute):
+            pending = WHOLE
+        if schedule in (BPIPE, PIPEDREAM) and not is_whole(pending):
             pending = 0                                        # a W that waits would hold activations, or an update
-        elif WHOLE < pending < 0 and schedule != LOOPED:
+        elif WITHIN < pending < 0 and schedule != LOOPED:
             pending = as_built(pending)
         key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
         found = self._seen.get(key)
@@ -482,7 +487,7 @@ class Judge:
         """Of all candidates that were judged here those that need less memory than any as fast, the fastest first; those of whole B
         only if ``whole``."""
         found, least = list[Candidate](), _UNMADE
-        for c in sorted((c for c in self._seen.values() if whole or c.pending != WHOLE), key=pace):
+        for c in sorted((c for c in self._seen.values() if whole or not is_whole(c.pending)), key=pace):
             if (needed := max(self.peak_bytes(c))) < least:
                 found.append(c)
                 least = needed

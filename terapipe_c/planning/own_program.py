@@ -115,7 +115,9 @@ def _saved(plan: Plan, order: Program) -> list[Program]:
     keys = plan.slicing if where.keeps_keys and max(order.slices) > 1 and any(plan.recompute) else ()
     saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead, at_once=at_once)
              for at_once in ((False, True) if keys else (False,)) for ahead in aheads]
-    return [saving(order, plan.model, tuple(plan.stages), each, keys, columns=where.keeps_keys).lower(tied) for each in saves]
+    withins = (False, True) if "B" in order.counts and any(plan.recompute) else (False,)
+    return [saving(order, plan.model, tuple(plan.stages), each, keys, columns=where.keeps_keys, within=within).lower(tied)
+            for each in saves for within in withins]
 
 
 def _check_shape(plan: Plan, program: Program) -> None:

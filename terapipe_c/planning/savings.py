@@ -25,6 +25,7 @@ class Savings(NamedTuple):
 
 
 NOTHING = Savings()
+_WITHIN = 255        # TP_AGAIN_WITHIN of csrc/sched/sched.h
 
 
 def attends(model: GPTConfig, flags: Sequence[int]) -> bool:
@@ -33,17 +34,19 @@ def attends(model: GPTConfig, flags: Sequence[int]) -> bool:
 
 
 def saving(program: Program, model: GPTConfig, partition: Sequence[tuple[int, int]], savings: Savings,
-           keys: Slicing = (), waits: bool = False, columns: int = 2) -> Program:
+           keys: Slicing = (), waits: bool = False, columns: int = 2, within: bool = False) -> Program:
     """The program with R, SO and SI: R (or SI) of a slice comes before the slice's backward; but where an attention is recomputed
     (or swapped) those of all slices come before the micro-batch's first backward. Not so R of one that may keep its keys and values
     (keys: the slicing, where it may; columns: Backend.keeps_keys) where this takes less memory (csrc/plan/again.h); waits: W will
-    wait. SI as far ahead as ``savings`` say."""
+    wait. within: R are within whole B. SI as far ahead as ``savings`` say."""
     def before(flags: Sequence[int]) -> bytes:
         kinds = [{block.kind for block, flag in zip(model.blocks[a:e], flags[a:e], strict=False) if flag} for a, e in partition]
         return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds)
 
     again = before(savings.recompute)
-    if savings.recompute and keys and not savings.at_once:
+    if within:
+        again = bytes(_WITHIN if way else 0 for way in again)
+    elif savings.recompute and keys and not savings.at_once:
         boundaries = np.array([0, *(e for _, e in partition)], np.int32)
         kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
         waits = waits or (columns > 2 and attends(model, savings.swap))     # gradients of all slices at once (cuda/stage.h)

@@ -21,7 +21,7 @@ from .deadline import late, limited, share
 from .front import Front, Given
 from .judge import SLIGHT, Candidate, Cut, Judge, Micro, as_built, pace, possible
 from .starts import NEAR, block_ticks, by_pairs, ends_apart, estimate, over_ranks, sizes_apart, slicing_seeds, starts_on
-from .whole import WHOLE, may_be_whole
+from .whole import WHOLE, WITHIN, is_whole, may_be_whole
 
 _STARTS = 3           # so many starts of a search descend
 _MORE_STARTS = 12     # or so many, while the descents took less than 1 / _QUICK of the search's work
@@ -228,7 +228,7 @@ class _Hunt:
                 self._floor = self._least()                    # now and then it is the fastest, too
                 if short := self.judge.ticks(found) < _SHORTEST:
                     self._floor, self._is_floor_whole = self._lowest(), True
-                self.plain = found = min((found, *(c for c in self._floor if c.pending != WHOLE)), key=pace)
+                self.plain = found = min((found, *(c for c in self._floor if not is_whole(c.pending))), key=pace)
                 found = self._explored(found) if short else found
             self._add(found)
             self._seen = [] if found is None or late() else self.judge.front()
@@ -382,14 +382,16 @@ class _Hunt:
         """The two of each schedule that hold fewest activations: searched together, one schedule's two must not hide another's."""
         return [order for name in self.names for order in [order for order in orders if order.schedule == name][:2]]
 
-    def _whole(self, orders: list[Candidate]) -> list[Candidate]:
-        """Those of ``_leanest`` that may have whole B, with these."""
-        return [order._replace(pending=WHOLE) for order in self._leanest(orders) if may_be_whole(order.schedule, order.slicing)]
+    def _whole(self, orders: list[Candidate], within: bool = False) -> list[Candidate]:
+        """Those of ``_leanest`` that may have whole B, with these, or, if ``within`` and anything is recomputed, and R."""
+        pending, none = WITHIN if within else WHOLE, within and not any(self.judge.savings.recompute)
+        return [c._replace(pending=pending) for c in self._leanest(orders) if not none and may_be_whole(c.schedule, c.slicing)]
 
     def _barest(self) -> list[Candidate]:
-        """``_leanest``, with whole B wherever they may be so, as that needs less."""
+        """``_leanest``, with whole B, and R within them, wherever they may be so, as that needs less."""
         orders = self._orders()
-        return self._whole(orders) + [o for o in self._leanest(orders) if not may_be_whole(o.schedule, o.slicing)]
+        whole = self._whole(orders, any(self.judge.savings.recompute))
+        return whole + [order for order in self._leanest(orders) if not may_be_whole(order.schedule, order.slicing)]
 
     def _cut(self, order: Candidate, like: Candidate, limit: int) -> Candidate | None:
         """The schedule and slices of ``order`` on a partition that fits the limit if its program is that of ``like``: the most even
@@ -420,8 +422,8 @@ class _Hunt:
         orders = self._orders()
         lean = self._leanest(orders)
         first = [c for order in lean for c in (self._tight(way, limit) for way in _ways(order)) if c is not None]
-        if not first:
-            first = [c for c in (self._tight(order, limit) for order in self._whole(orders)) if c is not None]
+        for within in (False, True):
+            first = first or [c for c in (self._tight(order, limit) for order in self._whole(orders, within)) if c is not None]
         if not first:
             return None
         stop = self.judge.work + self.work // 2
@@ -449,15 +451,16 @@ class _Hunt:
 
     def _least(self) -> list[Candidate]:
         """``_least_of`` for the two orders of each schedule that hold fewest activations, however looped stages do them; at last of
-        those with whole B."""
+        those with whole B, and with R within them."""
         orders = self._orders()
-        return [self._least_of(way) for order in self._leanest(orders) + self._whole(orders) for way in _ways(order)]
+        leanest = self._leanest(orders) + self._whole(orders) + self._whole(orders, within=True)
+        return [self._least_of(way) for order in leanest for way in _ways(order)]
 
     def _lowest(self) -> list[Candidate]:
         """``_least``, and the ends of descents that need no more: of each (stages even only as far as the longest goes), or,
         where stages are not cut exactly, of all. But none that is faster than the ladder's first plan, which more memory gets."""
         least = self._least() if self._floor is None else self._floor
-        apart = [c for c in least if c.pending != WHOLE]
+        apart = [c for c in least if not is_whole(c.pending)]
         enough = min((max(self.judge.peak_bytes(c)) for c in apart), default=0)
         if self.brief:
             return least

@@ -1,0 +1,100 @@
+/* R within B (TP_WITHIN): a B goes back block by block and makes each again right before its gradients. Its event is the part of it
+ * that went back, and that of its R the part that made again: the two stand one behind the other, as the simulator has them. */
+#include "csrc/engine/internal.h"
+
+/* Does the instruction stand for a part of the B behind it? */
+int
+tp_engine_is_within(const tp_instr *instr)
+{
+    return instr->op == TP_OP_R && instr->flags & TP_WITHIN;
+}
+
+static int
+remakes(const tp_engine_config *config, int block)
+{
+    return config->saves != NULL && config->saves[block] == TP_REMAKES;
+}
+
+/* Blocks of the model, not of the rank's stages, so that what tables take does not depend on the partition. */
+static int64_t
+blocks_remade(const tp_engine_config *config)
+{
+    int64_t count = 0;
+    for (int block = 0; block < tp_model_blocks(&config->model); block++)
+        count += remakes(config, block);
+    return count;
+}
+
+size_t
+tp_engine_within_bytes(const tp_engine_config *config)
+{
+    const tp_program *program = config->program;
+    int64_t within = 0;
+    for (int v = 0; config->saves != NULL && v < program->stages; v++)
+        if (program->rank_of[v] == config->rank)
+            within += config->counts != NULL ? config->counts->stage[v].within : tp_program_within(program, v);
+    return (size_t)(within == 0 ? 0 : within * blocks_remade(config)) * sizeof(tp_engine_part_ns);
+}
+
+tp_status
+tp_engine_check_within(const tp_engine_config *config)
+{
+    for (int v = 0; v < config->program->stages; v++)
+        if (config->provider->stage->backward_block == NULL && tp_engine_stage_counts(config, v).within > 0)
+            return tp_fail(TP_EVALUE, "stage %d recomputes within B (R+): provider %s does not do that; R before B would be right", v,
+                           config->provider->name);
+    return TP_OK;
+}
+
+/* The first of the parts of the R at position i. They are of all R within B in turn. */
+static tp_engine_part_ns *
+parts_of(tp_engine *engine, int64_t i)
+{
+    int64_t before = 0;
+    for (int64_t k = 0; k < i; k++)
+        before += tp_engine_is_within(&engine->code[k]);
+    return engine->within + before * blocks_remade(&engine->config);
+}
+
+tp_status
+tp_engine_go_back_within(tp_engine *engine, int64_t i)
+{
+    const tp_instr *instr = &engine->code[i];
+    const tp_stage_ops *ops = engine->config.provider->stage;
+    const int part = tp_engine_part(&engine->config, instr->stage), micro = tp_engine_micro(&engine->config, instr->micro);
+    const int first = engine->config.partition[part], end = engine->config.partition[part + 1];
+    const int slot = (int)TP_SLOT_ACTIVATION(instr->slot), gslot = (int)TP_SLOT_GRADIENT(instr->slot);
+    tp_stage *stage = engine->stage[instr->stage];
+    tp_engine_part_ns *made = parts_of(engine, i - 1);
+    for (int block = end - 1; block >= first; block--) {
+        if (remakes(&engine->config, block)) {
+            TP_TRY(engine->device->ops->mark(engine->device, &made->begin));
+            TP_TRY(ops->recompute_block(stage, micro, slot, gslot, block - first));
+            TP_TRY(engine->device->ops->mark(engine->device, &made->end));
+            made++;
+        }
+        TP_TRY(ops->backward_block(stage, micro, slot, gslot, block - first));
+    }
+    return TP_OK;
+}
+
+void
+tp_engine_settle_within(tp_engine *engine)
+{
+    const tp_engine_part_ns *made = engine->within;
+    const int64_t most = engine->within == NULL ? 0 : blocks_remade(&engine->config);
+    for (int64_t i = 0; most > 0 && i + 1 < engine->count; i++) {
+        if (!tp_engine_is_within(&engine->code[i]))
+            continue;
+        const int part = tp_engine_part(&engine->config, engine->code[i].stage);
+        int64_t all = 0, count = 0;
+        for (int block = engine->config.partition[part]; block < engine->config.partition[part + 1]; block++)
+            count += remakes(&engine->config, block);
+        for (int64_t k = 0; k < count; k++)
+            all += made[k].end - made[k].begin;
+        tp_event *again = &engine->events[i], *back = again + 1;
+        again->start_ns = back->start_ns;
+        again->end_ns = back->start_ns = again->start_ns + all;
+        made += most;
+    }
+}
