@@ -28,14 +28,18 @@ transposed(const tp_stage *stage, int param, const float *x, int64_t x_stride, f
 
 /* ---- forward ------------------------------------------------------------------------------------------------------------ */
 
+/* forward: the statistics are new; R has them, as B reads them too. */
 static void
-normalise(tp_stage *stage, const tp_stage_block *self, const tp_activations *mine, const tp_slice_at *at)
+normalise(tp_stage *stage, const tp_stage_block *self, const tp_activations *mine, const tp_slice_at *at, int forward)
 {
     int64_t width = stage->base.config.model.n_embd;
-    stage->be->ops->layernorm(stage->be, at->rows, width, mine->input + at->first_row * width, width,
-                              tp_stage_value(&stage->base, self->norm),
-                              tp_stage_value(&stage->base, self->norm_bias), stage->scratch, width,
-                              mine->mean + at->first_row, mine->rstd + at->first_row);
+    const float *x = mine->input + at->first_row * width, *gamma = tp_stage_value(&stage->base, self->norm);
+    const float *beta = tp_stage_value(&stage->base, self->norm_bias);
+    float *mean = mine->mean + at->first_row, *rstd = mine->rstd + at->first_row;
+    if (forward)
+        stage->be->ops->layernorm(stage->be, at->rows, width, x, width, gamma, beta, stage->scratch, width, mean, rstd);
+    else
+        stage->be->ops->layernorm_apply(stage->be, at->rows, width, x, width, mean, rstd, 1, gamma, beta, stage->scratch, width);
 }
 
 /* y = input + x W + b: the second product of both kinds of block. x: of the slice's rows. */
@@ -76,11 +80,13 @@ attend(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const
     int64_t width = stage->base.config.model.n_embd;
     float *qkv = (float *)inner->qkv + row * 3 * width, *o = (float *)inner->o + row * width;
     key_rows keys = keys_of(stage, self, at, inner);
-    normalise(stage, self, mine, at);
+    int kept = tp_stage_keeps_keys(&stage->base, self);
+    normalise(stage, self, mine, at, forward);
     tp_linear op = product(stage, self->in, stage->scratch, width, qkv, 3 * width, at->rows);
     op.bias = tp_stage_value(&stage->base, self->in_bias);
+    op.n_out = kept && !forward ? width : op.n_out; /* the queries': the first columns, and so the first panels */
     stage->be->ops->linear(stage->be, &op);
-    for (int64_t r = 0; forward && tp_stage_keeps_keys(&stage->base, self) && r < at->rows; r++)
+    for (int64_t r = 0; forward && kept && r < at->rows; r++)
         memcpy(keys.k + (at->first_row + r) * keys.stride, qkv + r * 3 * width + width, (size_t)(2 * width) * sizeof(float));
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
@@ -90,13 +96,13 @@ attend(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const
     }
 }
 
-/* Into rows of h and g from `row` on. */
+/* Into rows of h and g from `row` on. forward: as in attend. */
 static void
-expand(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const tp_inner *inner, int64_t row)
+expand(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const tp_inner *inner, int64_t row, int forward)
 {
     int64_t width = stage->base.config.model.n_embd, hidden = 4 * width;
     float *h = inner->h, *g = inner->g;
-    normalise(stage, self, &self->activations[at->slot], at);
+    normalise(stage, self, &self->activations[at->slot], at, forward);
     tp_linear op = product(stage, self->in, stage->scratch, width, g + row * hidden, hidden, at->rows);
     op.bias = tp_stage_value(&stage->base, self->in_bias);
     op.epilogue = TP_EPILOGUE_GELU;
@@ -114,7 +120,7 @@ tp_block_recompute(tp_stage *stage, int block, const tp_slice_at *at)
     if (self->kind == TP_ATTENTION)
         attend(stage, self, at, inner, row, 0);
     else
-        expand(stage, self, at, inner, row);
+        expand(stage, self, at, inner, row, 0);
 }
 
 static void
@@ -127,7 +133,7 @@ layer_forward(tp_stage *stage, int block, const tp_slice_at *at)
         attend(stage, self, at, inner, row, 1);
         project(stage, block, at, (float *)inner->o + row * width, width);
     } else {
-        expand(stage, self, at, inner, row);
+        expand(stage, self, at, inner, row, 1);
         project(stage, block, at, (float *)inner->g + row * 4 * width, 4 * width);
     }
 }
