@@ -108,7 +108,7 @@ def _durations(plan: Plan, costs: CostModel) -> dict[str, Any]:
     judge = Judge(plan.model, costs, plan.ranks, plan.chunks, None, replicas, links=links)
     savings = Savings(tuple(plan.recompute), tuple(plan.swap))
     slicing = tuple((b, tuple(lengths)) for b, lengths in plan.slicing)
-    out = judge.full_durations(Candidate(0.0, plan.schedule, tuple(plan.stages), slicing, 0, savings))
+    out = judge.full_durations(Candidate(0.0, plan.schedule, tuple(plan.stages), slicing, 0, savings), plan.program)
     return {**out, **{op: plan.durations[op] for op in ("SO", "SI") if op in plan.durations}}
 
 

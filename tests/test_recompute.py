@@ -267,6 +267,7 @@ def test_the_judge_in_c_times_what_the_plan_holds(schedule):
         for slicing in (((1, (64,)),) * 3, ((1, (20, 44)),) * 4, ((2, (30, 20, 14)), (1, (64,)))):
             c = judge.judge(schedule, ((0, 3), (3, 6), (6, 10)), slicing)
             assert c.savings == flags and c.seconds == pytest.approx(judge.lowered(c).makespan(judge.timing(c)), rel=1e-12)
+            assert c.seconds == pytest.approx(judge.lowered(c).makespan(judge.timing(c, judge.lowered(c))), rel=1e-12)
             less = Judge(model, costs, 3, 1, None).judge(schedule, ((0, 3), (3, 6), (6, 10)), slicing)
             assert c.seconds > less.seconds
 
@@ -282,7 +283,41 @@ def test_made_again_is_all_but_the_products_that_nobody_reads():
         attention, ffn = (costs.block_seconds(kind, "F", tokens, context, 2) for kind in ("attention", "ffn"))
         assert attention > ffn / 8
         assert told[:, unit] == pytest.approx([0.0, 3e-6 + 2 * (attention - ffn / 8) + ffn / 2, 3e-6 + ffn / 2], rel=1e-12)
+        for columns in (2, 3):      # of queries, keys and values, an eighth of an FFN each
+            kept = costs.recompute_s(counts, slicing_arrays([(2, [40, 24])]), bytes([9, columns, 0]))[:, unit]
+            less = attention - (1 + columns) * ffn / 8
+            assert less > 0 and kept == pytest.approx([0.0, 3e-6 + 2 * less + ffn / 2, 3e-6 + ffn / 2], rel=1e-12)
+        assert (costs.recompute_s(counts, slicing_arrays([(2, [40, 24])]), bytes([0, 255, 0]))[1, unit]
+                == pytest.approx(3e-6 + ffn / 2, rel=1e-12))
         context += tokens
+    with pytest.raises(ValueError, match="do not fit together"):
+        costs.recompute_s(counts, slicing_arrays([(2, [40, 24])]), bytes(2))
+
+
+@pytest.mark.parametrize("backend, columns", [("cpu", 2), ("cuda", 3)])
+@pytest.mark.parametrize("schedule", ["gpipe", "seq1f1b", "zb-h1", "looped-bfs", "chimera"])
+def test_a_plan_prices_what_its_program_makes_again(schedule, backend, columns):
+    """R of keys that are kept where the program has R slice by slice, of all three where it has all slices at once."""
+    model = tp.GPTConfig(n_layer=8, n_head=2, n_embd=64, vocab_size=32, block_size=256)
+    given = tp.CostModel.analytic(model, tp.Cluster(num_devices=2, memory_bytes=1e9)).to_dict() | {"source": "samples"}
+    costs = tp.CostModel.from_dict(given | {"backend": backend, "dtype": None})
+    again, seen = tuple(b.kind == "attention" for b in model.blocks), set()
+    chunks = 2 if schedule == "looped-bfs" else 1
+    cuts = [0, 5, 9, 13, 18] if chunks == 2 else [0, 9, 18]
+    stages = tuple(zip(cuts, cuts[1:], strict=False))
+    for at_once in (False, True):
+        judge = Judge(model, costs, 2, chunks, None, savings=Savings(again, at_once=at_once))
+        for slicing in (((1, (16,) * 16),) * (2 if schedule == "chimera" else 1), ((1, (256,)),) * 2, ((1, (32,) * 8),) * 6):
+            c = judge.judge(schedule, stages, slicing)
+            program, timing = judge.lowered(c), judge.timing(c)
+            assert c.seconds == pytest.approx(program.makespan(timing), rel=1e-12)
+            apart = program.remakes_apart()
+            seen |= set(apart)
+            counts = np.array([[0, sum(model.blocks[i].kind == "attention" for i in range(a, e)), 0, 0] for a, e in stages], np.int32)
+            right = [costs.recompute_s(counts, slicing_arrays(slicing), bytes(columns * flag for flag in apart[at:][:len(stages)]))
+                     for at in range(0, len(apart), len(stages))]
+            assert np.array_equal(timing["R"], np.vstack(right))
+    assert seen == {0, 1}
 
 
 @pytest.mark.parametrize("kinds", [("ffn",), ("attention",), ("attention", "ffn")], ids=["ffn", "attention", "full"])

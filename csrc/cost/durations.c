@@ -215,8 +215,8 @@ tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, co
 }
 
 tp_status
-tp_cost_recompute(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
-                  const int32_t *slices, const int32_t *lengths, double *R)
+tp_cost_recompute(const tp_cost *cost, int32_t stages, const int32_t *blocks, const uint8_t *kept, int32_t micros,
+                  const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *R)
 {
     TP_TRY(check_request(stages, blocks, micros, batches, slices, lengths));
     int64_t units = 0, unit = 0;
@@ -227,11 +227,11 @@ tp_cost_recompute(const tp_cost *cost, int32_t stages, const int32_t *blocks, in
         for (int32_t s = 0; s < slices[q]; s++, unit++, context += *lengths++) {
             double attention = tp_cost_seconds(&cost->curve[TP_ATTENTION][TP_COST_F], *lengths, context, batches[q]);
             double ffn = tp_cost_seconds(&cost->curve[TP_FFN][TP_COST_F], *lengths, context, batches[q]);
-            attention = attention > ffn / 8 ? attention - ffn / 8 : 0.0;
             for (int32_t k = 0; k < stages; k++) {
                 const int32_t *count = blocks + k * TP_BLOCK_KINDS;
-                int any = count[TP_ATTENTION] + count[TP_FFN] > 0;
-                R[k * units + unit] = any * cost->overhead_s + count[TP_ATTENTION] * attention + count[TP_FFN] * ffn / 2;
+                int any = count[TP_ATTENTION] + count[TP_FFN] > 0, spared = 1 + (kept != NULL ? kept[k] : 0); /* of E^2 */
+                double made = attention > spared * ffn / 8 ? attention - spared * ffn / 8 : 0.0;
+                R[k * units + unit] = any * cost->overhead_s + count[TP_ATTENTION] * made + count[TP_FFN] * ffn / 2;
             }
         }
     }

@@ -71,29 +71,11 @@ attends(unsigned kinds)
     return (kinds & 1u << TP_ATTENTION) != 0;
 }
 
-/* Are R of the stage slice by slice? Then R of a slice that is not a micro-batch's first does not follow R of the slice before. */
-static int
-remakes_apart(const tp_program *program, int stage)
-{
-    const tp_instr *last = NULL;
-    int rank = program->rank_of[stage];
-    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
-        const tp_instr *instr = &program->code[i];
-        if (instr->stage != stage || (instr->op != TP_OP_R && instr->op != TP_OP_B && instr->op != TP_OP_I))
-            continue;
-        if (instr->op == TP_OP_R && instr->slice > 0 &&
-            (last == NULL || last->op != TP_OP_R || last->micro != instr->micro || last->slice != instr->slice - 1))
-            return 1;
-        last = instr;
-    }
-    return 0;
-}
-
 int
 tp_engine_keeps_keys(const tp_engine_config *config, int stage)
 {
     return config->provider->stage->keeps_keys && attends(stage_saves(config, stage, TP_REMAKES)) &&
-           remakes_apart(config->program, stage);
+           tp_program_remakes_apart(config->program, stage);
 }
 
 /* Keys and values of the micro-batch that goes forward have one place: it goes to its end before the next begins. So do the halves

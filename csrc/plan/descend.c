@@ -154,7 +154,7 @@ glance(descent *d, const tp_move *move, int64_t count)
     for (int64_t i = 0; i < count; i++) {
         tp_durations durations;
         tp_candidate trial = tp_move_make(&d->room, &move[i]);
-        TP_TRY(tp_judge_time(d->judge, &trial, &durations));
+        TP_TRY(tp_judge_time(d->judge, &trial, d->hand.program, &durations));
         tp_sim_run(d->hand.sim, &durations, &d->glance_s[i]);
         TP_TRY(tp_deadline_check_told());
     }
@@ -412,7 +412,7 @@ tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, 
     descent d = {.judge = judge, .q = q};
     if (q->unit < 1)
         return tp_fail(TP_EVALUE, "unit is %d tokens: at least 1 would be right", q->unit);
-    TP_TRY(tp_judge_time(judge, start, &durations)); /* refuses what does not fit together */
+    TP_TRY(tp_judge_time(judge, start, NULL, &durations)); /* refuses what does not fit together */
     TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_move_open(&arena, start, asked->ranks * asked->chunks, q->fixed_slices ? 0 : q->unit, &d.room);
     if (status == TP_OK)

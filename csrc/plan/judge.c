@@ -21,6 +21,7 @@ tp_judge_close(tp_judge *judge)
     free(judge->cost.known);
     free(judge->blocks);
     free(judge->latency_s);
+    free(judge->keys);
     free(judge->halved);
     free(judge->left_s);
     free(judge);
@@ -42,11 +43,13 @@ tp_judge_open(const tp_judge_request *request, tp_judge **out)
         judge->blocks = calloc(2 * stages * TP_BLOCK_KINDS, sizeof *judge->blocks);
     if (judge != NULL)
         judge->latency_s = calloc(2 * 2 * stages, sizeof *judge->latency_s); /* both ways, of two copies of the model */
+    if (judge != NULL)
+        judge->keys = calloc(2 * stages, sizeof *judge->keys);
     if (judge != NULL) {
         judge->cost = *request->costs.cost;
         judge->cost.known = calloc(TP_COST_KNOWN, sizeof *judge->cost.known);
     }
-    if (judge == NULL || judge->blocks == NULL || judge->latency_s == NULL || judge->cost.known == NULL) {
+    if (judge == NULL || judge->blocks == NULL || judge->latency_s == NULL || judge->keys == NULL || judge->cost.known == NULL) {
         tp_judge_close(judge);
         return tp_fail(TP_EMEMORY, "no memory for a judge of %d stages", request->ranks * request->chunks);
     }
@@ -215,7 +218,7 @@ tp_judge_compute(tp_judge *judge, const tp_candidate *c, tp_program **program)
     tp_durations d;
     const tp_program *compute = NULL;
     tp_program *made = NULL;
-    TP_TRY(tp_judge_time(judge, c, &d));
+    TP_TRY(tp_judge_time(judge, c, NULL, &d));
     TP_TRY(build(judge, c, &d, &compute, &made));
     if (made == NULL)
         return tp_program_strip(compute, program);
@@ -264,7 +267,7 @@ make_again(tp_judge *judge, const tp_candidate *c, int waits, const tp_program *
 
 /* From the schedule alone to what the engine runs. *made: what the caller frees of the schedule. */
 static tp_status
-finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program *compute, tp_program **made,
+finish(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program *compute, tp_program **made,
        const tp_completed *known, tp_judge_timed *out)
 {
     const int whole = c->pending <= TP_JUDGE_WITHIN;
@@ -272,6 +275,7 @@ finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_p
     *out = (tp_judge_timed){.seconds = 0.0};
     if (tp_judge_again(judge, c) != NULL)
         TP_TRY(make_again(judge, c, pending != 0 && !whole, &compute, made));
+    TP_TRY(tp_judge_time_again(judge, c, compute, d));
     TP_TRY(tp_program_complete(compute, d, pending, judge->asked.tied && judge->stages > 1, known, &out->of));
     tp_sim_run(out->of.sim, d, &out->seconds);
     tp_status status = tp_deadline_check_told();
@@ -285,7 +289,7 @@ finish(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_p
 /* Looped stages by list scheduling, if that is faster: of several micro-batches one goes back as soon as it can, while others are
  * on their way forward. */
 static tp_status
-finish_early(tp_judge *judge, const tp_candidate *c, const tp_durations *d, tp_program **early, const tp_completed *known,
+finish_early(tp_judge *judge, const tp_candidate *c, tp_durations *d, tp_program **early, const tp_completed *known,
              tp_judge_timed *best)
 {
     tp_judge_timed other;
@@ -307,7 +311,7 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, const tp_completed *known,
     tp_program *made = NULL, *early = NULL;
     tp_judge_timed best = {.seconds = 0.0};
     *out = best;
-    TP_TRY(tp_judge_time(judge, c, &d));
+    TP_TRY(tp_judge_time(judge, c, NULL, &d));
     tp_status status = build(judge, c, &d, &compute, &made);
     if (status == TP_OK && compute->stages != tp_judge_copies(c->order) * judge->stages)
         status = tp_fail(TP_EVALUE, "the schedule has %d stages: %d would be right", compute->stages,

@@ -29,6 +29,7 @@ struct tp_judge {
     int tables;
     double *latency_s;         /* [2][rows] */
     int32_t *blocks, *remade;  /* [stages][TP_BLOCK_KINDS] all of a stage, and those that are made again */
+    uint8_t *keys;             /* [rows of two copies] what the stages' attentions keep of what R would make (tp_cost_recompute) */
     int32_t *halved, micros;   /* [micros] */
     double *left_s;            /* [micros] */
     tp_judge_size size[TP_JUDGE_SIZES];
@@ -43,9 +44,13 @@ tp_judge_copies(int order)
     return order == TP_ORDER_CHIMERA ? 2 : 1;
 }
 
-/* Durations of a candidate in the judge's own tables, until the next call. */
+/* Durations of a candidate in the judge's own tables, until the next call. program: of the candidate's stages, whose R say what
+ * attentions keep; NULL: without those of R. */
 TP_MUST_USE tp_status
-tp_judge_time(tp_judge *judge, const tp_candidate *candidate, tp_durations *durations);
+tp_judge_time(tp_judge *judge, const tp_candidate *candidate, const tp_program *program, tp_durations *durations);
+/* Those of R, beside those of the candidate, which was timed last. */
+TP_MUST_USE tp_status
+tp_judge_time_again(tp_judge *judge, const tp_candidate *candidate, const tp_program *program, tp_durations *durations);
 /* The blocks that a candidate makes again: its own or the request's; NULL: none. */
 const uint8_t *
 tp_judge_again(const tp_judge *judge, const tp_candidate *candidate);

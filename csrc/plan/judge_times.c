@@ -203,12 +203,35 @@ count_remade(tp_judge *judge, const tp_candidate *c)
     return judge->remade;
 }
 
-static tp_status
-time_again(tp_judge *judge, const tp_candidate *c, tp_durations *out)
+/* NULL: nothing is kept. */
+static const uint8_t *
+find_keys(tp_judge *judge, const tp_candidate *c, const tp_program *program)
 {
+    int stages = rows_of(judge, c->order), attentions = 0;
+    for (int k = 0; k < judge->stages; k++)
+        attentions += judge->remade[k * TP_BLOCK_KINDS + TP_ATTENTION];
+    if (attentions == 0 || !judge->asked.keeps_keys)
+        return NULL;
+    for (int v = 0; v < stages; v++)
+        judge->keys[v] = (uint8_t)(tp_program_remakes_apart(program, v) ? judge->asked.keeps_keys : 0);
+    return judge->keys;
+}
+
+tp_status
+tp_judge_time_again(tp_judge *judge, const tp_candidate *c, const tp_program *program, tp_durations *out)
+{
+    if (tp_judge_again(judge, c) == NULL)
+        return TP_OK;
+    const uint8_t *keys = find_keys(judge, c, program);
+    int64_t units = 0;
     out->seconds[TP_OP_R] = table_of(judge, AGAIN);
-    return tp_cost_recompute(judge->asked.costs.cost, judge->stages, judge->remade, c->micros, c->batches, c->slices, c->lengths,
-                             table_of(judge, AGAIN));
+    for (int32_t q = 0; q < c->micros; q++)
+        units += c->slices[q];
+    for (int copy = 0; copy < tp_judge_copies(c->order); copy++)
+        TP_TRY(tp_cost_recompute(judge->asked.costs.cost, judge->stages, judge->remade, keys == NULL ? NULL : keys + copy * judge->stages,
+                                 c->micros, c->batches, c->slices, c->lengths,
+                                 table_of(judge, AGAIN) + copy * judge->stages * units));
+    return TP_OK;
 }
 
 /* To every micro-batch, with the head's rows that wait for its own update. */
@@ -251,14 +274,14 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
     } else {
         out->sum_s = table_of(judge, SUMS);
     }
-    return remade != NULL ? time_again(judge, c, out) : TP_OK;
+    return TP_OK;
 }
 
 /* The second copy's stages take as long as the first's. */
 static void
 repeat_work(const tp_judge *judge, int64_t units)
 {
-    static const int tables[] = {F, I, W, UPDATE, SUMS, EXCHANGE, AGAIN};
+    static const int tables[] = {F, I, W, UPDATE, SUMS, EXCHANGE};
     int64_t cells = judge->stages * units;
     for (size_t n = 0; n < sizeof tables / sizeof tables[0]; n++)
         memcpy(table_of(judge, tables[n]) + cells, table_of(judge, tables[n]), (size_t)cells * sizeof(double));
@@ -430,13 +453,15 @@ time_guests(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations 
 }
 
 tp_status
-tp_judge_time(tp_judge *judge, const tp_candidate *c, tp_durations *out)
+tp_judge_time(tp_judge *judge, const tp_candidate *c, const tp_program *program, tp_durations *out)
 {
     int64_t units;
     TP_TRY(check_candidate(judge, c, &units));
     TP_TRY(make_room(judge, units, c));
     *out = (tp_durations){.stage_stride = units, .unit_stride = 1};
     TP_TRY(time_work(judge, c, units, out));
+    if (program != NULL)
+        TP_TRY(tp_judge_time_again(judge, c, program, out));
     if (tp_judge_copies(c->order) > 1)
         repeat_work(judge, units);
     time_way(judge, c, units, out);

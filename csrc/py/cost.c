@@ -257,14 +257,15 @@ static PyObject *
 durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer *view, int views, int copies, int again)
 {
     const int32_t *slices = view[2].buf, *blocks = view[0].buf, *batches = view[1].buf, *lengths = view[3].buf;
-    const int32_t *prompt = views > 4 ? view[4].buf : NULL;
+    const int32_t *prompt = views > 4 && !again ? view[4].buf : NULL;
+    const uint8_t *kept = views > 4 && again ? view[4].buf : NULL;
     Py_ssize_t units = view[3].shape[0];
     int32_t stages = (int32_t)view[0].shape[0], micros = (int32_t)view[1].shape[0];
     int64_t sum = 0;
     for (Py_ssize_t q = 0; q < view[2].shape[0]; q++)
         sum += slices[q] > 0 ? slices[q] : 0;
     if (view[0].shape[1] != TP_BLOCK_KINDS || view[2].shape[0] != view[1].shape[0] || sum != units || micros < 1 ||
-        (prompt != NULL && (view[4].shape[0] != stages || view[4].shape[1] != TP_BLOCK_KINDS)))
+        (views > 4 && view[4].shape[0] != stages) || (prompt != NULL && view[4].shape[1] != TP_BLOCK_KINDS))
         return tp_py_invalid_value("blocks, batches, slices and lengths do not fit together"), NULL;
     const Py_ssize_t shape[2] = {stages, units};
     double *out[TP_COST_PHASES + 1] = {NULL}; /* the last: left_s, of as many copies as there are micro-batches at most */
@@ -276,7 +277,7 @@ durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer *view, in
         tp_py_away away;
         tp_py_leave(&away);
         if (again)
-            status = tp_cost_recompute(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0]);
+            status = tp_cost_recompute(&p->cost, stages, blocks, kept, micros, batches, slices, lengths, out[0]);
         else
             status = tp_cost_durations(&p->cost, stages, blocks, prompt, copies, micros, batches, slices, lengths, out[0], out[1],
                                        out[2], out[TP_COST_PHASES]);
@@ -294,16 +295,17 @@ durations_of(PyObject *module, PyObject *args, int again)
 {
     PyObject *tuple, *arrays[5] = {NULL}, *result = NULL;
     int copies = 1;
-    if (!PyArg_ParseTuple(args, again ? "OOOOO" : "OOOOO|Oi", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4],
+    if (!PyArg_ParseTuple(args, "OOOOO|Oi", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4],
                           &copies))
         return NULL;
     tp_py_state *state = tp_py_module_state(module);
-    static const char *const what[] = {"blocks", "batches", "slices", "lengths", "prompt"};
+    const char *const what[] = {"blocks", "batches", "slices", "lengths", again ? "kept" : "prompt"};
     Py_buffer view[5];
     int held = 0, views = arrays[4] == NULL || arrays[4] == Py_None ? 4 : 5;
     tp_py_pack p;
     if (tp_py_pack_open(state, tuple, &p) == 0)
-        while (held < views && tp_py_view(arrays[held], 'i', held % 4 == 0 ? 2 : 1, 0, what[held], &view[held]) == 0)
+        while (held < views && tp_py_view(arrays[held], again && held == 4 ? 'B' : 'i', held == 0 || (held == 4 && !again) ? 2 : 1, 0,
+                                          what[held], &view[held]) == 0)
             held++;
     if (held == views)
         result = durations_run(state, &p, view, views, copies, again);
@@ -323,8 +325,9 @@ cost_durations(PyObject *module, PyObject *args)
     return durations_of(module, args, 0);
 }
 
-PyDoc_STRVAR(recompute_doc, "cost_recompute($module, pack, blocks, batches, slices, lengths, /)\n--\n\n"
-                            "R of these attention and FFN blocks, float64 [stages, units]; arguments as of cost_durations.");
+PyDoc_STRVAR(recompute_doc, "cost_recompute($module, pack, blocks, batches, slices, lengths, kept=None, /)\n--\n\n"
+                            "R of these attention and FFN blocks, float64 [stages, units]; arguments as of cost_durations. kept: bytes "
+                            "[stages], columns of queries, keys and values that their attentions keep.");
 static PyObject *
 cost_recompute(PyObject *module, PyObject *args)
 {

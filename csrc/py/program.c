@@ -463,6 +463,8 @@ static PyMethodDef methods[] = {
      "own; 255 R is within the whole backward, of a micro-batch of one slice, that it stands right before (+). ahead 1: SI stand right behind the backward before that one on their stage, 2: right before it (a gradient slot more), "
      "so that copies may be made beside what is between; never before their SO. beside: the rank's copier makes them so (&), with "
      "ahead 3 out of two places in turn (&&), so that a forward need not wait for the copy of the one before it."},
+    {"remakes_apart", tp_py_program_remakes_apart, METH_NOARGS,
+     "remakes_apart($self, /)\n--\n\nBytes [stages]: 1 where R come slice by slice, so that attentions may keep their keys and values."},
     {"strip", tp_py_program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
     {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS,
      "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "

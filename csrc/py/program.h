@@ -30,6 +30,8 @@ tp_py_program_strip(PyObject *self, PyObject *none);
 PyObject *
 tp_py_program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *
+tp_py_program_remakes_apart(PyObject *self, PyObject *none);
+PyObject *
 tp_py_program_split_with(PyObject *self, PyObject *args);
 PyObject *
 tp_py_program_reorder_by(PyObject *self, PyObject *cost);

@@ -73,6 +73,17 @@ tp_py_program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs)
 }
 
 PyObject *
+tp_py_program_remakes_apart(PyObject *self, PyObject *none)
+{
+    (void)none;
+    const tp_program *program = tp_py_program_of(self);
+    PyObject *out = PyBytes_FromStringAndSize(NULL, program->stages);
+    for (int v = 0; out != NULL && v < program->stages; v++)
+        PyBytes_AS_STRING(out)[v] = (char)tp_program_remakes_apart(program, v);
+    return out;
+}
+
+PyObject *
 tp_py_program_split_with(PyObject *self, PyObject *args)
 {
     PyObject *cost;

@@ -232,3 +232,20 @@ tp_program_save_memory(const tp_program *program, const uint8_t *again, const ui
     tp_program_close(compute);
     return status;
 }
+
+int
+tp_program_remakes_apart(const tp_program *program, int stage)
+{
+    const tp_instr *last = NULL;
+    int rank = program->rank_of[stage];
+    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
+        const tp_instr *instr = &program->code[i];
+        if (instr->stage != stage || (instr->op != TP_OP_R && instr->op != TP_OP_B && instr->op != TP_OP_I))
+            continue;
+        if (instr->op == TP_OP_R && instr->slice > 0 &&
+            (last == NULL || last->op != TP_OP_R || last->micro != instr->micro || last->slice != instr->slice - 1))
+            return 1;
+        last = instr;
+    }
+    return 0;
+}

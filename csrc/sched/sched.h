@@ -347,6 +347,10 @@ enum { TP_AGAIN_MOST_KEYS = TP_AGAIN_WITHIN - 1 - TP_AGAIN_KEYS };
 TP_MUST_USE tp_status
 tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead, int beside,
                        tp_program **out);
+/* Are R of this stage slice by slice? Then R of a slice that is not a micro-batch's first does not follow R of the slice before, and
+ * attentions that are made again keep keys and values, where the provider keeps_keys. */
+int
+tp_program_remakes_apart(const tp_program *program, int stage);
 /* How far ahead SI stands, so that its copy may be made beside what is between, and never before its SO. */
 typedef enum {
     TP_SWAP_LATE,   /* right before the backward that reads it: of a slice, or where TP_AGAIN_ALL of all the micro-batch's */

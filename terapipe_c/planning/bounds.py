@@ -30,6 +30,7 @@ AT_ONCE = "gpipe", "1f1b", "seq1f1b", *ROUND   #: schedules in which every W fol
 _GROUPS = 256           # sizes of micro-batch that are looked at; where there are more the bound on the work is 0
 _HALVINGS = 40          # bisection steps for a bound
 _AGAIN = (("attention", np.array([0, 1, -1 / 8, 0])), ("ffn", np.array([0, 0, 1 / 2, 0])))   # R of a block, in F of each kind
+_KEPT = np.array([0, 0, -1 / 8, 0])      # and of an attention for each column of queries, keys and values that it keeps
 _LARGEST = 1e15         # overhead or message over a block's seconds, above which order_bound_s gives 0
 
 
@@ -69,7 +70,8 @@ def least_work_s(request: Request, share: int, again: Sequence[str] = ()) -> flo
     sliced[:3, :2] = blocks[:3, None]
     again = () if SLICED in request.schedules else again
     for kind, more in _AGAIN:
-        sliced[:, 0] += blocks * more * (kind in again)
+        less = _KEPT * costs.where.keeps_keys if kind == "attention" else 0.0
+        sliced[:, 0] += blocks * (more + less) * (kind in again)
     sizes, least = np.arange(1.0, most + 1), 0.0
     for weights in (sliced, whole):
         halves = sum((weights[i, p] * (_in_halves_s(costs, kind, sizes, request.seq_len) if phase == "F" else

@@ -263,7 +263,8 @@ def _spared(judge: Judge, c: Candidate) -> Candidate:
 def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:
     """The value of what was found."""
     judge, c, model = found.judge, _spared(found.judge, found.candidate), request.model
-    durations, program = judge.full_durations(c), judge.lowered(c)
+    program = judge.lowered(c)
+    durations = judge.full_durations(c, program)
     program.check()
     line = program.simulate(durations)
     return Plan(

@@ -204,7 +204,7 @@ class Judge:
         return near + self.links.share(self.chunks) * (self.links.latency_s + self.links.byte_s * size - near)
 
     def durations(self, partition: Cut, slicing: tuple[Micro, ...], savings: Savings = NOTHING, schedule: str = "1f1b",
-                  up: bool = False, costs: CostModel | None = None) -> dict[str, Any]:
+                  up: bool = False, costs: CostModel | None = None, kept: bytes | None = None) -> dict[str, Any]:
         home = rank_of(self.ranks, len(partition), schedule in ZIGZAG)
         placed = (self.links, home[::-1] if up else home) if self.links.far else None
         work = self._stage_work(partition, copies_of(schedule))
@@ -222,17 +222,27 @@ class Judge:
         if ring.members > 1:
             out["OPT.sum"] = self._sums(work[0], ring)
         if again.any():
-            out["R"] = self.costs.recompute_s(of(again), self._slice_work(slicing))
+            out["R"] = self.costs.recompute_s(of(again), self._slice_work(slicing), kept)
         if any(savings.swap_s):
             rows = np.array([b * n for b, lengths in slicing for n in lengths], np.float64)
             largest = max(b for b, _ in slicing) * sum(slicing[0][1])
             out["SO"] = out["SI"] = np.array(savings.swap_s)[:, None] * (rows / largest)
         return out
 
-    def timing(self, c: Candidate) -> dict[str, Any]:
-        """Seconds of the candidate's operations, as ``Program.makespan`` takes them."""
+    def _keys(self, c: Candidate, program: Program | None) -> bytes | None:
+        """Columns of queries, keys and values that each stage's recomputed attentions keep, as R stand in the program (None: the
+        candidate's own)."""
+        if not self.costs.where.keeps_keys or not attends(self.model, c.savings.recompute):
+            return None
+        return bytes(flag * self.costs.where.keeps_keys for flag in (program or self.lowered(c)).remakes_apart())
+
+    def timing(self, c: Candidate, program: Program | None = None) -> dict[str, Any]:
+        """Seconds of the candidate's operations, as ``Program.makespan`` takes them. program: the candidate's, if it is there."""
+        keys = self._keys(c, program)
+
         def of(up: bool) -> dict[str, Any]:
-            return with_halves(lambda slicing, costs: self.durations(c.partition, slicing, c.savings, c.schedule, up, costs),
+            kept = None if keys is None else keys[up * len(c.partition):][:len(c.partition)]
+            return with_halves(lambda slicing, costs: self.durations(c.partition, slicing, c.savings, c.schedule, up, costs, kept),
                                c.slicing, c.schedule, self.costs)
 
         if c.schedule == CHIMERA:
@@ -243,9 +253,9 @@ class Judge:
             out |= guest_seconds(sizes, [len(lengths) for _, lengths in c.slicing], self.ranks, self.costs, self.links)
         return out
 
-    def full_durations(self, c: Candidate) -> dict[str, NDArray[np.float64]]:
+    def full_durations(self, c: Candidate, program: Program | None = None) -> dict[str, NDArray[np.float64]]:
         """``timing``, with every entry filled to float64 [stages, units]."""
-        return filled(self.timing(c))
+        return filled(self.timing(c, program))
 
     def lowered(self, c: Candidate) -> Program:
         """The program that the engine would run. The latest are kept, because memory is often asked for after seconds."""
@@ -305,29 +315,30 @@ class Judge:
             self.work += work - self._counted + (0 if own is None else 28_000)
             self._counted = work
             return program, seconds, peak
-        timing = self.timing(c)
         order = _core.judge_compute(self._judge, self._given(c))
-        program = self._completed(order, c, timing)
+        program, timing = self._completed(order, c)
         if c.schedule == LOOPED and len(c.slicing) > 1 and c.pending >= 0:    # as csrc/plan/judge.c does
-            early = self._completed(order.reorder(timing), c, timing)
-            program = early if early.makespan(timing) < program.makespan(timing) * SLIGHT else program
+            early, other = self._completed(order.reorder(timing), c)
+            if early.makespan(other) < program.makespan(timing) * SLIGHT:
+                program, timing = early, other
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
             key = c.schedule, c.partition, c.slicing, c.savings[:2]
             self._results.uncopied[key] = rounded(float(program.makespan(timing | none)))
         return program, float(program.makespan(timing)), self.peak(c, program)
 
-    def _completed(self, order: Program, c: Candidate, timing: dict[str, Any]) -> Program:
-        """What the engine would run, from the schedule alone."""
+    def _completed(self, order: Program, c: Candidate) -> tuple[Program, dict[str, Any]]:
+        """What the engine would run, from the schedule alone, and its ``timing``."""
         waits = c.schedule in ZERO_BUBBLE or c.pending not in (0, as_built(0), WHOLE, WITHIN)
         columns = 0 if c.schedule == BPIPE else self.costs.where.keeps_keys                 # its guests are the larger with them
         compute = saving(order, self.model, c.partition, c.savings, c.slicing if columns else (), waits, columns,
                          c.pending == WITHIN)
+        timing = self.timing(c, compute)
         if c.schedule not in ZERO_BUBBLE and not is_whole(c.pending):
             compute = compute.split(timing, pending=c.pending if c.pending >= 0 else as_built(c.pending))
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
         self.work += 100 * len(program) + 30_000               # about what splitting and lowering take
-        return program
+        return program, timing
 
     @property
     def _judge(self) -> Any:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .. import planners
 from .._core import InfeasibleError
+from ..guests import BPIPE
 from ..partition import updated_of_kind
 from .deadline import check_time
 from .judge import Candidate, Judge, Micro, block_bytes, saved_bytes, updates_of
@@ -103,8 +104,10 @@ class Task:
         more than any plan would spend."""
         of_kind = kind_seconds(self.judge, self.slicing, "F")
         never = 10.0 * float(self._per_block(of_kind).sum())
+        sliced = self.schedule != BPIPE and not self.judge.savings.at_once and any(len(lengths) > 1 for _, lengths in self.slicing)
+        spared = 1 + self.judge.costs.where.keeps_keys * sliced          # keys are kept where R comes slice by slice
         return self._ticks({"embedding": never, "head": never, "ffn": of_kind["ffn"] / 2,
-                            "attention": max(0.0, of_kind["attention"] - of_kind["ffn"] / 8)})
+                            "attention": max(0.0, of_kind["attention"] - spared * of_kind["ffn"] / 8)})
 
     @cached_property
     def bwd(self) -> Float:
