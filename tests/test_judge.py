@@ -93,15 +93,16 @@ def by_hand(judge, c):
 
 def completed(judge, c, order, d, savings=None):
     """From the schedule alone to what the engine would run: of several micro-batches in looped stages the faster of two orders."""
-    programs = []
+    programs, seconds = [], []
     early = c.schedule == LOOPED and len(c.slicing) > 1
     for one in (order, order.reorder(d)) if early else (order,):
         waits = c.schedule in ZERO_BUBBLE or c.pending != 0
         keys = () if c.schedule == BPIPE else c.slicing
         program = saving(one, judge.model, c.partition, savings, keys, waits) if savings else one
+        d = judge.timing(c._replace(savings=savings), program) if savings else d       # R of what this one does not keep
         program = program if c.schedule in ZERO_BUBBLE else program.split(d, pending=c.pending)
         programs.append(program.lower(tied=judge.model.tie_weights and judge.ranks * judge.chunks > 1))
-    seconds = [program.makespan(d) for program in programs]
+        seconds.append(programs[-1].makespan(d))
     return programs[-1] if seconds[-1] < seconds[0] * SLIGHT else programs[0]
 
 

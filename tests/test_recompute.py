@@ -313,7 +313,7 @@ def test_a_plan_prices_what_its_program_makes_again(schedule, backend, columns):
             assert c.seconds == pytest.approx(program.makespan(timing), rel=1e-12)
             apart = program.remakes_apart()
             seen |= set(apart)
-            counts = np.array([[0, sum(model.blocks[i].kind == "attention" for i in range(a, e)), 0, 0] for a, e in stages], np.int32)
+            counts = np.array([[0, sum(b.kind == "attention" for b in model.blocks[a:e]), 0, 0] for a, e in stages], np.int32)
             right = [costs.recompute_s(counts, slicing_arrays(slicing), bytes(columns * flag for flag in apart[at:][:len(stages)]))
                      for at in range(0, len(apart), len(stages))]
             assert np.array_equal(timing["R"], np.vstack(right))

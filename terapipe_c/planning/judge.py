@@ -230,11 +230,10 @@ class Judge:
         return out
 
     def _keys(self, c: Candidate, program: Program | None) -> bytes | None:
-        """Columns of queries, keys and values that each stage's recomputed attentions keep, as R stand in the program (None: the
-        candidate's own)."""
-        if not self.costs.where.keeps_keys or not attends(self.model, c.savings.recompute):
-            return None
-        return bytes(flag * self.costs.where.keeps_keys for flag in (program or self.lowered(c)).remakes_apart())
+        """[stages] columns of queries, keys and values that recomputed attentions keep, as R stand in the program."""
+        if attends(self.model, c.savings.recompute):
+            return bytes(flag * self.costs.where.keeps_keys for flag in (program or self.lowered(c)).remakes_apart())
+        return None
 
     def timing(self, c: Candidate, program: Program | None = None) -> dict[str, Any]:
         """Seconds of the candidate's operations, as ``Program.makespan`` takes them. program: the candidate's, if it is there."""
@@ -318,9 +317,8 @@ class Judge:
         order = _core.judge_compute(self._judge, self._given(c))
         program, timing = self._completed(order, c)
         if c.schedule == LOOPED and len(c.slicing) > 1 and c.pending >= 0:    # as csrc/plan/judge.c does
-            early, other = self._completed(order.reorder(timing), c)
-            if early.makespan(other) < program.makespan(timing) * SLIGHT:
-                program, timing = early, other
+            early = self._completed(order.reorder(timing), c)
+            program, timing = early if early[0].makespan(early[1]) < program.makespan(timing) * SLIGHT else (program, timing)
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
             key = c.schedule, c.partition, c.slicing, c.savings[:2]
