@@ -479,7 +479,7 @@ class CostModel:
 
     def recompute_s(self, counts: NDArray[np.int32], slices: tuple[Any, ...], kept: bytes | None = None) -> Float:
         """R [stages, units] of these blocks [stages, 4]: what they do not keep, made again (kept: tp_cost_recompute)."""
-        return _core.cost_recompute(self._pack, counts, *slices[:3], kept)
+        return _core.cost_recompute(self._pack, counts, slices[0], slices[1], slices[2], kept)
 
     def judge(self, model: GPTConfig, ranks: int, chunks: int, rings: tuple[tuple[float, float], tuple[float, float]],
               memory: tuple[Any, ...], recompute: bytes | None = None, links: Links = Links()) -> Any:     # noqa: B008 (frozen)
