@@ -93,7 +93,8 @@ class Front:
     def __init__(self, judge: Judge, names: Sequence[str], given: Given) -> None:
         self.judge, self.names, self.given = judge, names, given
         self._known = judge.front(whole=False)                 # the fastest first
-        self._done = set[Candidate]()
+        self._needed = [max(judge.peak_bytes(c)) for c in self._known]
+        self._done = set[int]()                                # by id: the judge keeps all, one of each
 
     def _beside(self, c: Candidate) -> Iterator[Candidate]:
         """All plans that one move makes of ``c``."""
@@ -111,23 +112,23 @@ class Front:
     def _add(self, c: Candidate) -> None:
         known, needed = self._known, max(self.judge.peak_bytes(c))
         at = bisect.bisect_right(known, c.seconds / SLIGHT, key=_seconds)
-        if c.seconds == math.inf or (at > 0 and max(self.judge.peak_bytes(known[at - 1])) <= needed):
+        if c.seconds == math.inf or (at > 0 and self._needed[at - 1] <= needed):
             return
         at = bisect.bisect_left(known, c.seconds, key=_seconds)
         end = at
-        while end < len(known) and max(self.judge.peak_bytes(known[end])) >= needed:
+        while end < len(known) and self._needed[end] >= needed:
             end += 1
-        known[at:end] = [c]
+        known[at:end], self._needed[at:end] = [c], [needed]
 
     def explore(self, budget: int) -> bool:
         """Judge what is beside these plans, in turn beside the fastest and the leanest that are left, until nothing adds another
         (True) or ``budget`` ticks are spent."""
         stop = self.judge.work + budget
         for last in itertools.cycle((0, -1)):
-            left = [c for c in self._known if c not in self._done]
+            left = [c for c in self._known if id(c) not in self._done]
             if not left:
                 break
-            self._done.add(left[last])
+            self._done.add(id(left[last]))
             for c in self._beside(left[last]):
                 self._add(c)
                 if self.judge.work >= stop or late():

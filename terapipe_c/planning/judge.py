@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -101,6 +102,7 @@ def as_built(pending: int) -> int:
     return -1 - pending
 
 
+@lru_cache(maxsize=1 << 12)
 def rounded(seconds: float) -> float:
     """To 12 digits, so that rounding errors decide no choice between equal plans, however the costs are scaled."""
     return float(f"{seconds:.11e}")
@@ -286,8 +288,8 @@ class Judge:
     def _run(self, key: tuple[Any, ...]) -> float:
         """Seconds of the program with this key; remembers its bytes and keeps it among the latest. Infinite, and nothing is
         remembered: it was not made before the time limit."""
-        if key in self._results.runs:
-            seconds, self._peaks[key], ticks = self._results.runs[key]
+        if (known := self._results.runs.get(key)) is not None:
+            seconds, self._peaks[key], ticks = known
             self.work += ticks
             self._keep(key, self._latest.get(key))
             return seconds
@@ -352,10 +354,13 @@ class Judge:
         ring = replace(self.replicas, copies=copies)
         return ring.seconds(0.0), ring.seconds(4.0) - ring.seconds(0.0)
 
-    def _given(self, c: Candidate) -> tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """A candidate as the C core takes it."""
-        bounds = np.array([0, *(end for _, end in c.partition)], np.int32)
-        return ORDERS[c.schedule], c.pending, bounds, *self._slice_work(c.slicing)[:3]
+    def _given(self, c: Candidate) -> tuple[Any, ...]:
+        """A candidate as the C core takes it: most are made only once, and arrays of ``array`` soonest."""
+        batches, lengths = zip(*c.slicing, strict=True)
+        if self.costs.has_tables:
+            self._slice_work(c.slicing)                        # refuses what is beyond them
+        return (ORDERS[c.schedule], c.pending, array("i", (0, *(end for _, end in c.partition))), array("i", batches),
+                array("i", map(len, lengths)), array("i", itertools.chain.from_iterable(lengths)))
 
     def descend(self, c: Candidate, limit: int | None, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int,
                 beside: int = 0) -> Candidate | None:
