@@ -12,6 +12,7 @@ from terapipe_c import _core
 from terapipe_c.backend import choose
 from terapipe_c.engine import cut, dimensions, rank_memory, saves_bytes
 from terapipe_c.planning.judge import Savings, saving
+from terapipe_c.planning.request import SAVERS
 
 WHOLE, UNLIKE = [(2, [16])] * 4, [(3, [16]), (1, [16]), (3, [16]), (1, [16])]
 ALL, FFNS = ("attention", "ffn"), ("ffn",)
@@ -163,14 +164,15 @@ def test_the_bound_of_all_programs_is_below_whole_backwards_and_near(emulation, 
 
 @pytest.mark.parametrize("planner, ranks, schedule", [
     ("uniform", 1, "1f1b"), ("terapipe", 2, "1f1b"), ("terapipe", 2, "looped-bfs"), ("uniform", 2, "pipedream"),
-    ("terapipe", 4, "bpipe")])
+    ("terapipe", 4, "bpipe"), ("autopipe", 2, "1f1b"), ("piper", 2, "gpipe"), ("bmpipe", 4, "bpipe")])
 def test_b_are_whole_in_plans_that_would_not_fit_otherwise(planner, ranks, schedule):
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=61, block_size=128, tie_weights=False)
     chunks, one = 2 if schedule == "looped-bfs" else 1, {"planner": planner, "stages": ranks, "schedule": schedule}
+    one["recompute"] = None if planner in SAVERS else "full"   # those choose for themselves
 
     def plan(limit):
         cluster = tp.Cluster(ranks, memory_bytes=limit, peak_flops=1e11)
-        return tp.plan(model, cluster, batch=4, seq_len=128, slicing=[(1, [128])] * 4, chunks=chunks, recompute="full",
+        return tp.plan(model, cluster, batch=4, seq_len=128, slicing=[(1, [128])] * 4, chunks=chunks,
                        costs=tp.CostModel.analytic(model, cluster), executable=None if schedule == "pipedream" else True, **one)
 
     free = plan(1e12)

@@ -323,7 +323,7 @@ class Judge:
             program, timing = early if early[0].makespan(early[1]) < program.makespan(timing) * SLIGHT else (program, timing)
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
-            key = c.schedule, c.partition, c.slicing, c.savings[:2]
+            key = c.schedule, c.partition, c.slicing, c.pending, c.savings[:2]
             self._results.uncopied[key] = rounded(float(program.makespan(timing | none)))
         return program, float(program.makespan(timing)), self.peak(c, program)
 
@@ -422,7 +422,7 @@ class Judge:
         """Where the candidate's swaps overlap with work: the same plan with other distances ahead at which swapped bytes are
         brought back, which take less or more memory. None of them where even copies in no time would not beat ``best_s``
         seconds."""
-        key = c.schedule, c.partition, c.slicing, c.savings[:2]
+        key = c.schedule, c.partition, c.slicing, c.pending, c.savings[:2]
         if c.savings.ahead is None or self._results.uncopied.get(key, math.inf) >= best_s:
             return []
         return [self.judge(c.schedule, c.partition, c.slicing, c.pending, c.savings._replace(ahead=ahead))

@@ -21,6 +21,7 @@ from .bounds import AT_ONCE
 from .deadline import check_time
 from .judge import Candidate, Judge, Micro, activation_slots, pace
 from .request import SAVERS, SWAPPERS
+from .whole import WHOLE, may_be_whole
 from .wishes import Task, ask
 
 __all__ = ["plan_stages", "unlimited"]
@@ -128,7 +129,7 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
         found += [] if best is None else [_best_of(judge, [best], judge.limit) or best]
     if not found:
         check_time()
-        wanted = [each for c in others for each in (c, *judge.swapped_ahead(c, math.inf))]
+        wanted = [each for c in others for way in (c, *_whole(judge, c)) for each in (way, *judge.swapped_ahead(way, math.inf))]
         raise judge.refuse(min(wanted, key=lambda c: max(judge.peak_bytes(c)), default=None))
     return min(found, key=pace)
 
@@ -187,12 +188,32 @@ def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
         return best
 
 
+def _whole(judge: Judge, c: Candidate) -> list[Candidate]:
+    """The same plan with whole B, which is no faster and needs less; empty: it may not have these."""
+    return [judge.judge(c.schedule, c.partition, c.slicing, WHOLE, c.savings)] if may_be_whole(c.schedule, c.slicing) else []
+
+
 def _best_of(judge: Judge, plans: list[Candidate], limit: int) -> Candidate | None:
+    """The fastest of the plans that fit; of those that do not, with whole B where these are faster still: so more memory never
+    gives a slower one."""
     best = min((c for c in plans if judge.fits(c, limit)), key=pace, default=None)
     for plan in plans:
-        for c in judge.swapped_ahead(plan, math.inf if best is None else pace(best)):
+        best = _ahead(judge, plan, limit, best)
+    for plan in sorted(plans, key=pace):
+        if best is not None and pace(plan) >= pace(best):
+            break
+        for c in _whole(judge, plan):
             if judge.fits(c, limit) and (best is None or pace(c) < pace(best)):
                 best = c
+            best = _ahead(judge, c, limit, best)
+    return best
+
+
+def _ahead(judge: Judge, plan: Candidate, limit: int, best: Candidate | None) -> Candidate | None:
+    """``best``, or a faster one that fits of the plan's with swaps that begin elsewhere."""
+    for c in judge.swapped_ahead(plan, math.inf if best is None else pace(best)):
+        if judge.fits(c, limit) and (best is None or pace(c) < pace(best)):
+            best = c
     return best
 
 

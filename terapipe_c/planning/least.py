@@ -81,7 +81,7 @@ class LeastBytes:
         """Bytes with these micro-batches, or, with a unit, with ``micros`` as large as the one in ``slicing``."""
         free = asked.planner in SAVERS
         slots = least_slots(name, ranks, asked.chunks, micros, not unit and all(len(lengths) == 1 for _, lengths in slicing))
-        apart = asked.planner not in ("terapipe", "uniform") or not may_be_whole(name, ())
+        apart = not may_be_whole(name, ())
         key = (ranks, asked.chunks, asked.replicas, copies, name in ZIGZAG, slots, slicing if unit else len(slicing), unit, free,
                asked.recompute, asked.partition, apart)
         if key not in self._known:

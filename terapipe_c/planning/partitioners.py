@@ -92,7 +92,7 @@ def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
     for judge in itertools.chain(_judges(request, judge_of), left_out()):
         try:
             if request.partition is not None:
-                found = judge.judge(request.schedules[0], request.partition, whole_sequences(request), 0)
+                found = _lean(judge, judge.judge(request.schedules[0], request.partition, whole_sequences(request), 0))
                 if not judge.fits(found, judge.limit):
                     raise judge.refuse()
             else:
