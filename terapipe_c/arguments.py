@@ -27,6 +27,20 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
     "eval_every": (int, "steps between evaluations on the last tenth of the data, 0: none (default 0)"),
 }
 MOST_REPEATED = 1 << 20      # lists and numbers of a list on the command line, by `* N`: beyond, a slip
+ALIKE = 0.7                  # of difflib's ratio, of which "micro-batch-size" and "vocab-size" have 0.54
+MEGATRON = {                 # its flags: ours, or why there is none
+    "--pipeline-model-parallel-size": "--stages", "--num-layers": "--n-layer", "--hidden-size": "--n-embd",
+    "--num-attention-heads": "--n-head", "--seq-length": "--seq-len", "--max-position-embeddings": "--block-size",
+    "--global-batch-size": "--batch", "--train-iters": "--steps", "--data-path": "--data", "--save": "--out",
+    "--save-interval": "--checkpoint-every", "--eval-interval": "--eval-every", "--clip-grad": "--grad-clip",
+    "--lr-decay-style": "--lr-schedule", "--lr-warmup-iters": "--warmup-steps", "--recompute-granularity": "--recompute",
+    "--pipeline-model-parallel-layout": "--partition", "--log-interval": "--log-every",
+    "--tensor-model-parallel-size": "there is no tensor parallelism: --stages and --data-parallel share the work",
+    "--context-parallel-size": "there is no context parallelism: --slicing cuts sequences for a pipeline",
+    "--micro-batch-size": "a plan chooses its micro-batches, --slicing gives them",
+    "--num-layers-per-virtual-pipeline-stage": "--chunks says how many stages a rank has",
+    "--num-virtual-stages-per-pipeline-rank": "--chunks",
+}
 MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 
 
@@ -40,13 +54,21 @@ class _Parser(argparse.ArgumentParser):
         """What a command does not know is told here: the parser above would name its own --help, which lists commands alone."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and self.get_default("run") is not None:
-            from difflib import get_close_matches
-
             slip = unknown[0].partition("=")[0]
-            nearest = get_close_matches(slip, self._option_string_actions, 1)
-            right = f"; for {slip} {nearest[0]} would be right" if nearest else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{right}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._instead_of(slip)}")
         return found, unknown
+
+    def _instead_of(self, slip: str) -> str:
+        """What would be right, where that can be told: Megatron-LM's name of a flag, or a slip of the keys."""
+        from difflib import get_close_matches
+
+        right = MEGATRON.get(slip, "")
+        if right and not right.startswith("--"):
+            return f"; {right}"
+        flags = {flag.lstrip("-"): flag for flag in self._option_string_actions}
+        if right not in self._option_string_actions:
+            right = next((flags[near] for near in get_close_matches(slip.lstrip("-"), flags, 1, ALIKE)), "")
+        return f"; for {slip} {right} would be right" if right else ""
 
 
 class _Once(argparse.Action):

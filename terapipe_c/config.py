@@ -7,7 +7,7 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -75,13 +75,22 @@ def brief(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def one_of(name: str, value: Any, known: Iterable[str]) -> str:
-    """``value``, which is one of these words; else a ValueError that lists them."""
+def one_of(name: str, value: Any, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+    """``value``, which is one of these words; else a ValueError that lists them, first the one that is spelt alike but for case
+    and hyphens, or that other software calls so (``elsewhere``: by its :func:`letters`)."""
     words = list(known)
     if not isinstance(value, str) or value not in words:
-        raise InvalidValueError(f"{name} is {brief(value)}: {'one of ' if len(words) > 2 else ''}"
-                                f"{(' or ' if len(words) == 2 else ', ').join(words)} would be right")
+        alike = {letters(word): word for word in words} | dict(elsewhere or {})
+        meant = alike.get(letters(value)) if isinstance(value, str) else None
+        first = "" if meant is None or len(words) < 3 else f"{meant} would be right, or another "
+        raise InvalidValueError(f"{name} is {brief(value)}: {first}{'one of ' if len(words) > 2 else ''}"
+                                f"{(' or ' if len(words) == 2 else ', ').join(words)}{'' if first else ' would be right'}")
     return str(value)
+
+
+def letters(word: str) -> str:
+    """Of a name, what tells it from others however it is written."""
+    return "".join(letter for letter in word.lower() if letter.isalnum())
 
 
 def flag(name: str, value: Any) -> bool:

@@ -382,3 +382,15 @@ def test_a_file_where_a_folder_would_have_to_be_is_named(monkeypatch, tmp_path, 
     Path("run").symlink_to("nowhere")
     with pytest.raises(FileExistsError, match="this run folder is a link to nothing: another one would be right"):
         tp.launch(PLAN, DATA, 1, out="run", processes=False, progress=False)
+
+
+@pytest.mark.parametrize("name, ours", [
+    ("1F1B", "1f1b"), ("ScheduleInterleaved1F1B", "interleaved"), ("ZBVZeroBubble", "zb-v"), ("DualPipeV", "dualpipe-v"),
+    ("LoopedBFS", "looped-bfs"), ("one_f_one_b", "1f1b"),
+])  # fmt: skip
+def test_a_schedule_by_its_name_elsewhere_is_told_its_name_here(name, ours):
+    """Of torch.distributed.pipelining and of tp.schedules: a list of 15 names does not say which one is meant."""
+    with pytest.raises(tp.InvalidValueError, match=f"schedule is '{name}': {ours} would be right, or another one of auto, "):
+        tp.plan(MODEL, CLUSTER, batch=2, seq_len=8, costs=COSTS, schedule=name)
+    with pytest.raises(tp.InvalidValueError, match="planner is 'AutoPipe': autopipe would be right, or another one of auto, "):
+        tp.plan(MODEL, CLUSTER, batch=2, seq_len=8, costs=COSTS, planner="AutoPipe")

@@ -102,6 +102,13 @@ def test_activations_of_a_program_in_ragged_slices_are_told_and_of_a_plan_its_by
     ("simulate --shedule gpipe", "terapipe simulate", "--shedule; for --shedule --schedule would be right"),
     ("plan --layers=3 --x", "terapipe plan", "--layers=3 --x; for --layers --n-layer would be right"),
     ("doctor ~~", "terapipe doctor", "~~"),
+    ("plan --hidden-size 8", "terapipe plan", "--hidden-size 8; for --hidden-size --n-embd would be right"),     # Megatron-LM's
+    ("plan --micro-batch-size=1", "terapipe plan",
+     "--micro-batch-size=1; a plan chooses its micro-batches, --slicing gives them"),
+    ("plan --tensor-model-parallel-size 2", "terapipe plan",
+     "--tensor-model-parallel-size 2; there is no tensor parallelism: --stages and --data-parallel share the work"),
+    ("plan --train-iters 9", "terapipe plan", "--train-iters 9"),       # a plan has no steps
+    ("plan --pp 2", "terapipe plan", "--pp 2"),     # which was told that --help would be right
     ("--shedule simulate --schedule gpipe", "terapipe", "--shedule"),
 ])  # fmt: skip
 def test_a_flag_that_a_command_does_not_have_is_told_by_the_command(capsys, words, by, said):

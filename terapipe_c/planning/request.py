@@ -10,7 +10,7 @@ import numpy as np
 from .. import planners
 from .._core import MODEL_LAYERS, InvalidTypeError, InvalidValueError
 from ..backend import heads_refused
-from ..config import LONG, Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
+from ..config import LONG, Cluster, GPTConfig, brief, counted, flag, no_divisor, one_of, real, whole
 from ..cost import PHASES, CostModel
 from ..guests import BPIPE
 from ..links import Links
@@ -35,6 +35,11 @@ BOTH_WAYS = ("auto", "terapipe", "uniform")   # planners that can plan two copie
 AUTO = ("seq1f1b", "1f1b", "gpipe")
 ROUND = ("interleaved", LOOPED)            # whose stages go round the ranks, as often as there are chunks
 SCHEDULES = ("auto", *AUTO, *ROUND, SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE, PIPEDREAM)
+ELSEWHERE = {                             # a schedule's name in torch.distributed.pipelining, and in tp.schedules
+    "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v", "schedulegpipe": "gpipe", "schedule1f1b": "1f1b",
+    "scheduleinterleaved1f1b": "interleaved", "scheduleloopedbfs": LOOPED, "schedulezbvzerobubble": "zb-v",
+    "scheduledualpipev": "dualpipe-v", "onefoneb": "1f1b",
+}
 MOST_MICROS = 65536                       # most micro-batches of a program
 MOST_BATCH = 2**31 - 1                    # C counts sequences in an int32
 _LARGE = 65536                            # up to so many (slices x stages) of a program the search is quick
@@ -124,12 +129,6 @@ class Request:
         return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link(ranks), self.kinds,
                      Savings(self.recompute) if any(self.recompute) else NOTHING, Links.of(self.cluster, ranks, self.replicas),
                      self.cluster.swaps_beside or self.costs.backend == "cuda")
-
-
-def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise InvalidValueError(f"{name} is {brief(value)}: one of {', '.join(known)} would be right")
-    return str(value)
 
 
 def _check_costs(costs: Any, model: GPTConfig, cluster: Cluster) -> CostModel:
@@ -358,7 +357,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
                                 f"{MOST_BATCH} in all")
     if seq_len > model.block_size:
         raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
-    planner, schedule = _one_of("planner", planner, PLANNERS), _one_of("schedule", schedule, SCHEDULES)
+    planner, schedule = one_of("planner", planner, PLANNERS), one_of("schedule", schedule, SCHEDULES, ELSEWHERE)
     executable = None if executable is None else flag("executable", executable)
     replicas = _check_parallel(cluster, batch, data_parallel, tensor_parallel, executable is True)
     free_chunks = planner == "auto" and chunks is None and schedule in ("auto", *_MANY) and partition is None
