@@ -465,13 +465,16 @@ def _bar(args: argparse.Namespace) -> bool | None:
 
 def _follow(args: argparse.Namespace, run: Any) -> int:
     """Wait for a run; JSON: one line a record and a last one with the report."""
+    from .launch import terminable
+
     try:
-        for record in run:
-            if args.json:
-                print(json.dumps(_record(record)), flush=True)
-            elif args.quiet:
-                print(f"{record.step + 1} of {args.steps} steps done  loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s",
-                      flush=True)
+        with terminable(run):
+            for record in run:
+                if args.json:
+                    print(json.dumps(_record(record)), flush=True)
+                elif args.quiet:
+                    print(f"{record.step + 1} of {args.steps} steps done  loss {record.loss:.4f}  "
+                          f"{record.tokens_per_s:,.0f} tokens/s", flush=True)
     except (KeyboardInterrupt, BrokenPipeError) as error:
         if not run.running:
             raise

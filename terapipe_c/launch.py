@@ -448,6 +448,30 @@ class Run(Outcome):
         return error
 
 
+@contextmanager
+def terminable(run: Run) -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does, and then this process, which would otherwise leave its ranks to notice, and half a
+    checkpoint; a second one does not wait. For the command alone: what SIGTERM does to a program is the program's."""
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    came = []
+
+    def terminate(number: int, frame: Any) -> None:
+        came.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        run._interrupt("the launcher was ended by SIGTERM")
+
+    if mine:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if mine:
+            if came:
+                run._watcher.join()
+                os.kill(os.getpid(), signal.SIGTERM)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 _living: weakref.WeakSet[Run] = weakref.WeakSet()
 _followed: list[Run] = []   # over which the main thread iterates, or for which it waits: zip(one, another) is of two at a time
 

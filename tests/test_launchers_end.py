@@ -193,3 +193,27 @@ def test_a_signal_to_a_fork_of_a_rank_is_not_the_ranks(number, watches):
         time.sleep(4 * watch.TICK_S)
     assert region.aborted() is None and handlers == {one: signal.getsignal(one) for one in handlers}
     assert child.exitcode == (1 if number == signal.SIGINT else -number)
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)], ids=["sigterm", "ctrl-c, sigterm"])
+def test_a_command_that_is_terminated_leaves_no_rank_and_no_half_checkpoint(plans, tmp_path, signals):
+    """It went at once: its ranks, here stopped, which hear nothing, had to notice, and what a dead writer had begun stayed."""
+    _, files, data = plans
+    words = ["train", "--plan", files[2], "--data", data, "--steps", 1000000, "--out", tmp_path / "run", "--checkpoint-every", 0]
+    child = subprocess.Popen([sys.executable, "-P", "-m", "terapipe_c", *map(str, words), "--quiet"], env=CLEAN, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert child.stdout.readline().startswith("1 of 1000000 steps done"), child.stderr.read()
+        ranks = [int(pid) for pid in of_file(child.pid, f"task/{child.pid}/children").split()]
+        assert len(ranks) == 2
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        half = tmp_path / "run" / "checkpoints" / f".step-00000001.tmp-{ranks[0]}"
+        half.mkdir(parents=True)
+        for number in signals:
+            child.send_signal(number)
+        assert child.wait(SOON_MS / 1000) == -signal.SIGTERM
+        assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()] and not half.exists()
+    finally:
+        child.kill()
+        child.communicate()

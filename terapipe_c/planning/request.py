@@ -1,7 +1,6 @@
 """Checks ``tp.plan``'s arguments before any work (:func:`check_request`), and holds them for the planners (:class:`Request`)."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
