@@ -23,12 +23,13 @@ from __future__ import annotations
 import codecs
 import errno
 import hashlib
+import math
 import os
 import struct
 import sysconfig
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -410,11 +411,22 @@ def _tokenize(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
     return _as_tokens(tokens, str(path), f"{path}: the tokenizer gave {type(tokens).__name__}")
 
 
+def _cut_npy(path: Path) -> str | None:
+    """How many bytes are missing, which NumPy does not tell; None where that is not what is wrong with the file."""
+    with suppress(ValueError, EOFError, TypeError, ArithmeticError, SyntaxError, tokenize.TokenError), path.open("rb") as file:
+        old = np.lib.format.read_magic(file) == (1, 0)
+        shape, _, dtype = (np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0)(file)
+        wanted, size = file.tell() + math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
+        if size < wanted:
+            return f"its header says shape {list(shape)} of {dtype}, so {wanted} bytes, but it has {size}: truncated"
+    return None
+
+
 def _open_npy(path: Path) -> tuple[NDArray[Any], str, str]:
     try:
         tokens = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError, TypeError, ArithmeticError, SyntaxError, tokenize.TokenError) as error:  # its header is Python
-        raise InvalidValueError(f"{path}: not a NumPy file: {error}") from error
+        raise InvalidValueError(f"{path}: {_cut_npy(path) or f'not a NumPy file: {error}'}") from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise InvalidValueError(
             f"{path} holds shape {list(tokens.shape)} of {tokens.dtype}; it must be 1-D and of integers"
