@@ -63,6 +63,13 @@ def is_standard_output(path: str | os.PathLike[str]) -> bool:
     return False
 
 
+def free_bytes(folder: str | os.PathLike[str]) -> int:
+    """Free for this user on the disk of a folder, or of the one that it is to be made in; 2^63 where a file system does not say."""
+    place = Path(folder).absolute()
+    disk = os.statvfs(next(path for path in (place, *place.parents) if path.is_dir()))
+    return disk.f_bavail * disk.f_frsize if disk.f_blocks else 2**63
+
+
 def check_writable(name: str, folder: str | os.PathLike[str]) -> None:
     """StorageError, with the number that says why, where no file can be made in there."""
     try:

@@ -12,7 +12,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from ._files import naming
+from ._core import StorageError
+from ._files import free_bytes, naming
 
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)(?:\.\d+)?")
@@ -81,6 +82,16 @@ def new_folder(run_folder: Path, step: int) -> Path:
         folder.mkdir()
         under_way.add(os.path.realpath(folder))
     return folder
+
+
+def check_room(run_folder: Path, nbytes: int) -> None:
+    """StorageError where the next checkpoint would not fit, which its writer would say after hours of training."""
+    free = free_bytes(run_folder)
+    if nbytes > free:
+        refusal = StorageError(f"a checkpoint has {nbytes} bytes, and {run_folder} has {free} free: {nbytes - free} bytes short; a "
+                               "folder on another disk, or checkpoint_every=0, would be right")
+        refusal.errno = errno.ENOSPC
+        raise refusal
 
 
 def remove_stale(run_folder: Path) -> None:

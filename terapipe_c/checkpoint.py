@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from . import _steps
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import again, check_writable, loads, make_folders, naming, path_of, read_bytes, remove_folders
+from ._files import again, check_writable, free_bytes, loads, make_folders, naming, path_of, read_bytes, remove_folders
 from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, step_folders, written_ns
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import (
@@ -202,8 +202,7 @@ class CheckpointWriter:
 
     def _check_space(self, folder: Path) -> None:
         """Ask first: finding a full disk by filling it would hurt everyone else on it."""
-        stat = os.statvfs(folder)
-        free = stat.f_bavail * stat.f_frsize
+        free = free_bytes(folder)
         if self.layout.nbytes > free:
             raise OSError(errno.ENOSPC, f"no space for a checkpoint of {self.layout.nbytes} bytes ({free} are free)",
                           str(self.run_folder))

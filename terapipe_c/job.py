@@ -24,6 +24,7 @@ from ._files import (
     again,
     check_writable,
     dumps,
+    free_bytes,
     loads,
     make_folders,
     naming,
@@ -35,8 +36,9 @@ from ._files import (
     write_text,
     writing,
 )
+from ._steps import check_room
 from .backend import choose, heads_refused, place, place_own
-from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
+from .checkpoint import MODEL_FIELDS, CheckpointWriter, check_place, find_checkpoint
 from .config import brief, counted, flag, human_bytes, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, machine_memory, rank_memory, store_of, swap_bytes
 from .guests import hosts
@@ -93,6 +95,8 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
         job |= _find_initial(init, job, verify=local_rank is None)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
+    if first and job["checkpoint_every"] and (job["steps"] > job["first_step"] or not job["steps"]):
+        check_room(Path(job["out"]) / CHECKPOINTS, CheckpointWriter.plan(plan.model).nbytes)
     job["data"] = reading(lambda: _open_data(data, job, val_fraction, tokenizer, arrays, before))
     return job, arrays
 
@@ -292,9 +296,8 @@ def _check_store(plan: Any, job: Mapping[str, Any], local_rank: int | None) -> N
                                         f"{needed - free} bytes short; a plan that swaps less would be right")
         return
     folder = Path(store_of(job)).absolute()
-    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.is_dir()))     # a run's is still to be made
-    free = disk.f_bavail * disk.f_frsize
-    if disk.f_blocks and needed > free:     # none: it does not say
+    free = free_bytes(folder)       # a run's is still to be made
+    if needed > free:
         refusal = _core.StorageError(f"the ranks of this machine swap {needed} bytes to files in {folder}, where {free} are free: "
                                      f"{needed - free} bytes short; a folder on another disk in {STORE_VARIABLE} would be right")
         refusal.errno = errno.ENOSPC

@@ -288,3 +288,40 @@ def test_of_processes_that_remove_each_others_steps_one_loses_its_own(tmp_path, 
     save(tmp_path / "run", 10, keep=1)
     assert step_names(tmp_path / "run") == ["latest", "step-00000020"]
     assert same(load_checkpoint(tmp_path / "run").params, float_params(MODEL, 1))
+
+
+SHORT = """
+    import errno, os, sys
+    import terapipe_c as tp
+    from terapipe_c.checkpoint import CheckpointWriter
+    def free():
+        return os.statvfs(sys.argv[1]).f_bavail * os.statvfs(sys.argv[1]).f_frsize
+    model, run = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=64, block_size=8), sys.argv[1] + "/run"
+    plan = tp.plan(model, tp.Cluster(1), batch=1, seq_len=8, planner="uniform", stages=1)
+    wanted = CheckpointWriter.plan(model).nbytes
+    if int(sys.argv[2]):
+        with open(sys.argv[1] + "/filler", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free() - wanted // 4096 * 4096)
+    def go(**options):
+        return tp.launch(plan, [1, 2, 3] * 99, 2, out=run, processes=False, progress=False, **options).wait()
+    try:
+        go()
+    except tp.StorageError as error:
+        assert error.errno == errno.ENOSPC and not os.path.exists(run), error
+        told = f"a checkpoint has {wanted} bytes, and {run}/checkpoints has {free()} free: {wanted - free()} bytes short"
+        assert told in str(error), error
+        go(checkpoint_every=0)
+        sys.exit(6)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("short", "code"), [(1, 6), (0, 7)])
+def test_a_disk_with_no_room_for_a_checkpoint_is_told_before_the_first_step(tmp_path, short, code):
+    """On a tmpfs of its own, a page less free than a checkpoint has: that was known when the first one was due, after its steps."""
+    argv = [sys.executable, "-c", textwrap.dedent(SHORT), str(tmp_path), str(short)]
+    probe = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(tmp_path), "true"]
+    if not shutil.which("unshare") or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace here (needs root)")
+    done = subprocess.run([*probe[:-1], *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
