@@ -178,7 +178,7 @@ class Plan:
         reasons = []
         whole: list[int] = []
         if any(self.swap):
-            from .planning.judge import saved_bytes
+            from .planning.block_bytes import saved_bytes
 
             slicing = tuple((b, tuple(lengths)) for b, lengths in self.slicing)
             whole = saved_bytes(self.model, slicing, choose(self.backend, self.dtype))

@@ -13,8 +13,9 @@ import terapipe_c as tp
 from terapipe_c import _core, planners
 from terapipe_c.partition import even_partition
 from terapipe_c.planning import bidirectional, deadline, joint, ladder, partitioners, search, singles
+from terapipe_c.planning.block_bytes import saved_bytes
 from terapipe_c.planning.deadline import abandoning, late, share, within, without
-from terapipe_c.planning.judge import Savings, pace, saved_bytes
+from terapipe_c.planning.judge import Savings, pace
 from terapipe_c.planning.request import PLANNERS, check_request
 from terapipe_c.planning.starts import StageCost
 

@@ -131,7 +131,7 @@ is_whole(const least *x)
 }
 
 /* All slots take as much, in every way (tp_lay_slots): so two are asked for, however many there are. What whole sequences may be
- * spared they are in all but one: that of one micro-batch is made again, or brought back, in a place of its own. */
+ * spared they are in all but one: that of one micro-batch is made again, or brought back, in a place of its own, if not within B. */
 static void
 know(least *x, least_size *known, int from, int to, int keys)
 {
@@ -142,7 +142,7 @@ know(least *x, least_size *known, int from, int to, int keys)
         int64_t other = bytes_of(x, way, 1, from, to, saves, keys);
         lesser = other < lesser ? other : lesser;
     }
-    known->base[keys] = lesser - slot + (is_whole(x) ? less : 0);
+    known->base[keys] = lesser - slot + (is_whole(x) && x->asked->apart ? less : 0);
     known->slot[keys] = slot - less;
 }
 

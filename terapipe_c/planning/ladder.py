@@ -21,7 +21,7 @@ from .bounds import AT_ONCE
 from .deadline import check_time
 from .judge import Candidate, Judge, Micro, activation_slots, pace
 from .request import SAVERS, SWAPPERS
-from .whole import WHOLE, may_be_whole
+from .whole import WHOLE, WITHIN, may_be_whole
 from .wishes import Task, ask
 
 __all__ = ["plan_stages", "unlimited"]
@@ -189,8 +189,9 @@ def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
 
 
 def _whole(judge: Judge, c: Candidate) -> list[Candidate]:
-    """The same plan with whole B, which is no faster and needs less; empty: it may not have these."""
-    return [judge.judge(c.schedule, c.partition, c.slicing, WHOLE, c.savings)] if may_be_whole(c.schedule, c.slicing) else []
+    """The same plan with whole B, and with R within these, which is no faster and needs less; empty: it may not have these."""
+    ways = (WHOLE, WITHIN)[:1 + any(c.savings.recompute)] if may_be_whole(c.schedule, c.slicing) else ()
+    return [judge.judge(c.schedule, c.partition, c.slicing, way, c.savings) for way in ways]
 
 
 def _best_of(judge: Judge, plans: list[Candidate], limit: int) -> Candidate | None:

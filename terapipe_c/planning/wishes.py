@@ -16,8 +16,9 @@ from .. import planners
 from .._core import InfeasibleError
 from ..guests import BPIPE
 from ..partition import updated_of_kind
+from .block_bytes import block_bytes, saved_bytes
 from .deadline import check_time
-from .judge import Candidate, Judge, Micro, block_bytes, saved_bytes, updates_of
+from .judge import Candidate, Judge, Micro, updates_of
 from .savings import NOTHING, Savings
 from .starts import TICKS, kind_seconds
 
