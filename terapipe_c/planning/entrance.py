@@ -151,10 +151,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             values (on CUDA its queries, too); but attention all slices of a micro-batch at once where a rank holds so many of these
             that it takes less, and where it is faster and fits. Of micro-batches of one slice blocks are made again one by one
             within the backward where nothing else fits, or that is as fast. What ``memory_bytes`` leaves is spent on speed
-            nevertheless: a weight gradient may wait and keep what was computed again, so that without a limit the plan may need more
-            memory than one that recomputes nothing. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and adapipe do so within
-            the memory; auto weighs theirs and, where memory binds, slices with each of the three names (in every schedule, where
-            nothing else fits); the others recompute nothing. Where
+            nevertheless: a weight gradient may wait and keep what was computed again, so that without a limit the plan may need
+            more memory than one that recomputes nothing. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and
+            adapipe do so within the memory; auto weighs theirs and, where memory binds, slices with each of the three names (in
+            every schedule, where nothing else fits); the others recompute nothing. Where
             ``cluster.host_bandwidth_Bps`` is given dawnpiper and vpipe, and with them auto, swap too: what a block computed leaves
             the memory between its forward and its backward. On the CPU it goes to a file,
             in the run's folder or the one that TERAPIPE_SWAP_DIR names: that disk's bandwidth is meant, which
