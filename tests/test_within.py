@@ -177,6 +177,13 @@ def test_it_begins_when_the_gradient_is_there():
         assert fills.makespan(seconds) < within.makespan(seconds)
 
 
+def test_it_begins_when_what_its_gradients_read_is_back_from_the_host():
+    cost = {"F": 1.0, "B": 2.0, "R": 1.0, "SO": 3.0, "SI": 3.0}
+    program = tp.Program.parse("0F0.0 0SO0.0& 0SI0.0& 0R0.0+ 0B0.0")
+    # out 1 to 4, in 4 to 7, R 7 to 8, B 8 to 10, on a last stage, too
+    assert program.simulate(cost).makespan_s == 10.0 == program.makespan(cost)
+
+
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 def asked(kinds="full", layers=6, **change):

@@ -15,7 +15,8 @@ typedef struct {
     uint8_t op, flags;
 } node; /* 16 bytes */
 
-/* FIRST, SECOND: of which half the node is, as TP_HALF_*; *_APART: so is its message; COPIED: with the first half. */
+/* FIRST, SECOND: of which half the node is, as TP_HALF_*; *_APART: so is its message; COPIED: with the first half, or for the B that R
+ * is within. */
 enum { FIRST = TP_HALF_FIRST, SECOND = TP_HALF_SECOND, IN_REMOTE = 4, OUT_REMOTE = 8, IN_APART = 16, OUT_APART = 32, COPIED = 64,
        GUEST = 128 }; /* SE, SL, or RL where what was loaded is read */
 enum { AHEAD = 48 }; /* nodes between asking for the seconds of one and reading them */
@@ -198,7 +199,7 @@ order_work(order *o, tp_sim *sim, int rank, int64_t k, int64_t *sent)
 {
     const tp_program *p = o->p;
     const tp_instr *i = &p->code[k];
-    int forward = i->op == TP_OP_F, backward = tp_sched_is_backward(i->op);
+    int forward = i->op == TP_OP_F, backward = tp_sched_is_backward(i->op), back = tp_sched_goes_back(i);
     int64_t unit = tp_program_unit(p, i), cell = i->stage * sim->units + unit;
     int32_t maker = maker_of(o, i, cell, sim->units);
     if (maker == -2)
@@ -207,10 +208,10 @@ order_work(order *o, tp_sim *sim, int rank, int64_t k, int64_t *sent)
     *n = (node){sim->last[rank], maker, (int32_t)unit, i->stage, (uint8_t)i->op, 0};
     unsigned leaving = forward ? tp_sched_leaving(p, i) : TP_HALVES;
     int leaves = (forward || backward) && leaves_rank(p, i, leaving), apart = 0;
-    if ((forward && tp_program_remote(p, i->stage)) || (backward && tp_program_remote(p, i->stage + 1)))
+    if ((forward && tp_program_remote(p, i->stage)) || (back && tp_program_remote(p, i->stage + 1)))
         n->flags |= IN_REMOTE;
-    if (i->op == TP_OP_R && maker >= 0 && tp_program_remote(p, i->stage + 1)) /* its B reads it, too */
-        n->flags |= IN_REMOTE | COPIED;
+    if (back && !backward)
+        n->flags |= COPIED;
     if (leaves && o->lowered) {
         *sent = send_behind(p, rank, k, leaving);
         apart = *sent < 0;
@@ -417,7 +418,7 @@ copies_of(tp_sim *sim, const tp_durations *d, const node *n, double clock)
     if (tp_sched_is_swap(n->op))
         tp_sched_copiers_begin(&sim->copiers, sim->rank_of[n->stage], n->op, n->stage, place, cell, clock,
                                tp_durations_s(d, n->op, 0, n->stage, n->unit));
-    else if (n->op == TP_OP_F || tp_sched_is_backward(n->op) || n->maker >= 0)
+    else if (n->op == TP_OP_F || tp_sched_is_backward(n->op) || (n->op == TP_OP_R && n->flags & COPIED))
         clock = tp_sched_copiers_wait(&sim->copiers, n->op, n->stage, place, cell, clock);
     return clock;
 }
