@@ -129,20 +129,23 @@ def first_look(judge: Judge, request: Request) -> float:
 
 
 def _search_ways(judge: Judge, request: Request) -> Candidate | None:
-    """``_search_schedules``; where attention is made again, of all slices at once, and slice by slice where the limit binds."""
-    other = judge.at_once()
+    """``_search_schedules``; where attention is made again, slice by slice, which spares what it keeps, and of all slices at once,
+    which fills the wait for a rank's first gradient: so not where nothing waits, or nothing is cut into slices."""
+    other = judge.at_once() if judge.ranks > 1 and not _is_whole(request) else None
     if other is None:
         return _search_schedules(judge, request)
     with share(0.5):
-        best = _search_schedules(other, request)
-    if best is None or other.shortest is not None:
-        given = judge.rival_s
-        judge.rival_s = min(given, math.inf if best is None else best.seconds)
-        found = _search_schedules(judge, request)
-        judge.rival_s = given
-        best = min((c for c in (best, found) if c is not None), key=pace, default=None)
+        best = _search_schedules(judge, request)
+    other.rival_s = min(judge.rival_s, math.inf if best is None else best.seconds)
+    found = _search_schedules(other, request)
     judge.joins(other)
-    return best
+    return min((c for c in (best, found) if c is not None), key=pace, default=None)
+
+
+def _is_whole(request: Request) -> bool:
+    """Whether the request leaves no plan but those of whole sequences."""
+    given = None if request.slicing is None else all(len(lengths) == 1 for _, lengths in request.slicing)
+    return request.schedules == (SLICED,) if given is None else given
 
 
 def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
