@@ -96,8 +96,9 @@ def test_a_plan_with_whole_backwards_takes_its_own_program_back(recompute):
 
 @pytest.mark.parametrize("recompute", ["attention", "full"])
 def test_attention_is_made_again_all_slices_at_once_where_that_is_faster_and_fits(recompute):
-    model, asked = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=60, block_size=128), (CLUSTER, 1, 128)
+    model, asked = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=60, block_size=512), (CLUSTER, 1, 512)
     given = tp.plan(model, *asked, planner="terapipe", schedule="gpipe", stages=2, slicing=4, recompute=recompute)
+    assert not any(given.program.remakes_apart())
     order = tp.Program.parse(re.sub(r"\b\d+R\d+\.\d+\b", "", str(given.program.strip())))
     own = given.with_program(order)
     assert str(own.program) == str(given.program) and own.step_time_s == given.step_time_s
@@ -191,7 +192,7 @@ def test_b_stay_whole_where_i_and_w_hold_too_much(options):
 def test_a_program_that_holds_too_much_is_told_the_least_that_its_swaps_need():
     """What is brought back later takes longer and holds less: these are the bytes that the refusal names."""
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=64, block_size=256)
-    cluster = tp.Cluster(num_devices=4, memory_bytes=1e12, host_bandwidth_Bps=1e9, swaps_beside=True)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e12, host_bandwidth_Bps=1e10, swaps_beside=True)
     asked = {"batch": 8, "seq_len": 256, "stages": 4, "schedule": "1f1b"}
     most = max(tp.plan(model, cluster, planner="uniform", **asked).peak_memory_bytes)
     given = tp.plan(model, cluster, planner="dawnpiper", memory_bytes=0.53 * most, **asked)     # workspaces are larger with AVX-512

@@ -40,13 +40,18 @@ def with_program(plan: Plan, program: Any) -> Plan:
     _check_shape(plan, compute)
     ways = [each for order in _orders(compute) for each in _saved(plan, order)]
     durations = _durations(plan, compute)
-    ways.sort(key=lambda program: float(program.makespan(durations)))
+    apart = plan.program.remakes_apart()                       # the plan's R are priced by what attentions keep then
+
+    def key(program: Program) -> tuple[bool, float]:
+        return max(program.slices) > 1 and program.remakes_apart() != apart, float(program.makespan(durations))
+
+    ways.sort(key=key)
     ways[0].check(canonical=True)                              # the others differ only in where their R, SI and W stand
     _check_neighbours(ways[0])
     limit, where = plan.memory_limit_bytes, choose(plan.backend, plan.dtype)
     peaks = [rank_memory(plan.model, plan.stages, plan.slicing, each, backend=where, recompute=plan.recompute, swap=plan.swap,
                          replicas=plan.data_parallel) for each in ways]
-    fits = [i for i, peak in enumerate(peaks) if limit is None or max(peak) <= limit]  # faster ways take more memory
+    fits = [i for i, peak in enumerate(peaks) if limit is None or max(peak) <= limit]
     at = fits[0] if fits else min(range(len(peaks)), key=lambda i: max(peaks[i]))
     own, peak, needed = ways[at], peaks[at], max(peaks[at])
     line = own.simulate(durations)
