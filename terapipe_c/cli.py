@@ -467,25 +467,25 @@ def _follow(args: argparse.Namespace, run: Any) -> int:
     """Wait for a run; JSON: one line a record and a last one with the report."""
     from .launch import terminable
 
-    try:
-        with terminable(run):
+    with terminable(run):
+        try:
             for record in run:
                 if args.json:
                     print(json.dumps(_record(record)), flush=True)
                 elif args.quiet:
                     print(f"{record.step + 1} of {args.steps} steps done  loss {record.loss:.4f}  "
                           f"{record.tokens_per_s:,.0f} tokens/s", flush=True)
-    except (KeyboardInterrupt, BrokenPipeError) as error:
-        if not run.running:
-            raise
-        run.stop()
-        if isinstance(error, KeyboardInterrupt) or run.history[-1].step + 1 >= args.steps:
-            raise
-        further = f"`terapipe resume {run.out} --steps {args.steps}` goes on" if run.checkpoint_path else "there is no checkpoint"
-        done = f"{run.history[-1].step + 1} of {args.steps} steps"
-        _say(f"terapipe: nobody reads the output any more: stopped after {done}; {further}")
-        _forget(sys.stdout)
-        return FAILED
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            if not run.running:
+                raise
+            run.stop()
+            if isinstance(error, KeyboardInterrupt) or run.history[-1].step + 1 >= args.steps:
+                raise
+            then = f"`terapipe resume {run.out} --steps {args.steps}` goes on" if run.checkpoint_path else "there is no checkpoint"
+            done = f"{run.history[-1].step + 1} of {args.steps} steps"
+            _say(f"terapipe: nobody reads the output any more: stopped after {done}; {then}")
+            _forget(sys.stdout)
+            return FAILED
     report = run.report()
     if args.json:
         print(json.dumps(_plain({"report": _report(report), "checkpoint": str(run.checkpoint_path)})))
@@ -538,10 +538,12 @@ def _sweep(args: argparse.Namespace) -> int:
         plan = _make_plan(settings, progress=False)
         result = _plan_result(plan)
         if settings.train:
-            import terapipe_c as tp
+            from .launch import launch, terminable
 
-            run = tp.launch(plan, data=settings.data, steps=settings.steps, out=folder, progress=False,
-                            resume=begun(Path(folder), settings.steps), **_launch_options(settings))
+            run = launch(plan, data=settings.data, steps=settings.steps, out=folder, progress=False,
+                         resume=begun(Path(folder), settings.steps), **_launch_options(settings))
+            with terminable(run):
+                run.wait()
             result.update(_report(run.report()), loss=run.history[-1].loss if run.history else None, run=folder)
         return dict(_plain(result))
 

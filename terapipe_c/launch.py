@@ -452,7 +452,8 @@ class Run(Outcome):
 def terminable(run: Run) -> Iterator[None]:
     """SIGTERM ends the run as Ctrl-C does, and then this process, which would otherwise leave its ranks to notice, and half a
     checkpoint; a second one does not wait. For the command alone: what SIGTERM does to a program is the program's."""
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    main = threading.current_thread() is threading.main_thread()
+    mine = run.running and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL     # of `train` it is over
     came = []
 
     def terminate(number: int, frame: Any) -> None:

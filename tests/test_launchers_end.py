@@ -217,3 +217,44 @@ def test_a_command_that_is_terminated_leaves_no_rank_and_no_half_checkpoint(plan
     finally:
         child.kill()
         child.communicate()
+
+
+def test_a_sweep_that_is_terminated_leaves_no_rank_and_does_its_trial_again(plans, tmp_path):
+    """As above, and the trial under way has no row, which would have said that it failed."""
+    _, files, data = plans
+    words = ["sweep", "--train", "--grid", "n_embd=16", "--n-head", 2, "--block-size", 16, "--data", data, "--steps", 1000000, "--out",
+             tmp_path / "rows", "--batch", 2, "--stages", 2, "--slicing", "[[2,[16]]]", "--planner", "uniform", "--devices", 2,
+             "--checkpoint-every", 0]
+    child = subprocess.Popen([sys.executable, "-P", "-m", "terapipe_c", *map(str, words)], env=CLEAN, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        until = time.monotonic() + SOON_MS / 1000
+        while not any(path.stat().st_size for path in tmp_path.glob("rows.runs/*/metrics.jsonl")):
+            assert child.poll() is None and time.monotonic() < until, child.communicate()
+            time.sleep(0.05)
+        ranks = [int(pid) for pid in of_file(child.pid, f"task/{child.pid}/children").split()]
+        assert len(ranks) == 2
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        child.terminate()
+        assert child.wait(SOON_MS / 1000) == -signal.SIGTERM
+        assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()] and not (tmp_path / "rows").read_text()
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_rank_of_a_launcher_that_is_terminated_as_it_tells_its_records_just_ends(plans, tmp_path):
+    """Its training is over: what SIGTERM was to end was no run of this process, and the command ended by AttributeError."""
+    _, files, data = plans
+    words = ["train", "--under", "torchrun", "--plan", files[1], "--data", data, "--steps", 2000, "--out", tmp_path / "run", "--quiet",
+             "--checkpoint-every", 0]
+    child = subprocess.Popen([sys.executable, "-P", "-m", "terapipe_c", *map(str, words)], env={**CLEAN, **STARTED["torchrun"]},
+                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert child.stdout.readline().startswith("1 of 2000 steps done"), child.stderr.read()
+        child.terminate()       # the pipe is full, and nobody reads it
+        assert child.wait(SOON_MS / 1000) == -signal.SIGTERM, child.stderr.read()
+    finally:
+        child.kill()
+        child.communicate()
