@@ -305,6 +305,7 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
     refused(ValueError, r"h\.npy: not a NumPy file", "h.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + bytes(99))
     head = b"\x93NUMPY\1\0\x3d\0{'descr': '<i4', 'fortran_order': False, 'shape': (99,)}".ljust(71)
     refused(ValueError, r"c\.npy: .*shape \[99\] of int32, so 467 bytes, but it has 91: truncated", "c.npy", head + bytes(20))
+    refused(ValueError, r"o\.npy: not a NumPy file: .*objects", "o.npy", head.replace(b"'<i4'", b"'|O' ") + bytes(20))  # pickled
     refused(ValueError, r"not a file", ".")
     head = struct.pack("<3i", 20240520, 2, 10) + bytes(1012)
     refused(ValueError, r"v\.bin: llm\.c file of magic 20240520 version 2", "v.bin", head + bytes(20))
