@@ -28,7 +28,8 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
 }
 MOST_REPEATED = 1 << 20      # lists and numbers of a list on the command line, by `* N`: beyond, a slip
 ALIKE = 0.7                  # of difflib's ratio, of which "micro-batch-size" and "vocab-size" have 0.54
-MEGATRON = {                 # its flags: ours, or why there is none
+MEGATRON = {                 # its flags, and one of nanoGPT's: ours, or why there is none
+    "--batch-size": "--batch",
     "--pipeline-model-parallel-size": "--stages", "--num-layers": "--n-layer", "--hidden-size": "--n-embd",
     "--num-attention-heads": "--n-head", "--seq-length": "--seq-len", "--max-position-embeddings": "--block-size",
     "--global-batch-size": "--batch", "--train-iters": "--steps", "--data-path": "--data", "--save": "--out",
@@ -38,7 +39,7 @@ MEGATRON = {                 # its flags: ours, or why there is none
     "--tensor-model-parallel-size": "there is no tensor parallelism: --stages and --data-parallel share the work",
     "--context-parallel-size": "there is no context parallelism: --slicing cuts sequences for a pipeline",
     "--micro-batch-size": "a plan chooses its micro-batches, --slicing gives them",
-    "--num-layers-per-virtual-pipeline-stage": "--chunks says how many stages a rank has",
+    "--num-layers-per-virtual-pipeline-stage": "say by --chunks how many stages a rank has",
     "--num-virtual-stages-per-pipeline-rank": "--chunks",
 }
 MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
@@ -62,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
         """What would be right, where that can be told: Megatron-LM's name of a flag, or a slip of the keys."""
         from difflib import get_close_matches
 
-        right = MEGATRON.get(slip, "")
+        right = MEGATRON.get(slip.replace("_", "-"), "")
         if right and not right.startswith("--"):
             return f"; {right}"
         flags = {flag.lstrip("-"): flag for flag in self._option_string_actions}
