@@ -86,6 +86,8 @@ def new_folder(run_folder: Path, step: int) -> Path:
 
 def check_room(run_folder: Path, nbytes: int) -> None:
     """StorageError where the next checkpoint would not fit, which its writer would say after hours of training."""
+    if nbytes > free_bytes(run_folder) and run_folder.is_dir():
+        remove_stale(run_folder)        # as its writer will
     free = free_bytes(run_folder)
     if nbytes > free:
         refusal = StorageError(f"a checkpoint has {nbytes} bytes, and {run_folder} has {free} free: {nbytes - free} bytes short; a "

@@ -290,8 +290,8 @@ def test_of_processes_that_remove_each_others_steps_one_loses_its_own(tmp_path, 
     assert same(load_checkpoint(tmp_path / "run").params, float_params(MODEL, 1))
 
 
-SHORT = """
-    import errno, os, sys
+ROOM = """
+    import errno, os, subprocess, sys
     import terapipe_c as tp
     from terapipe_c.checkpoint import CheckpointWriter
     def free():
@@ -299,11 +299,14 @@ SHORT = """
     model, run = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=64, block_size=8), sys.argv[1] + "/run"
     plan = tp.plan(model, tp.Cluster(1), batch=1, seq_len=8, planner="uniform", stages=1)
     wanted = CheckpointWriter.plan(model).nbytes
-    if int(sys.argv[2]):
-        with open(sys.argv[1] + "/filler", "wb") as file:
+    def fill(path):
+        with open(path, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, free() - wanted // 4096 * 4096)
-    def go(**options):
-        return tp.launch(plan, [1, 2, 3] * 99, 2, out=run, processes=False, progress=False, **options).wait()
+    def go(steps=2, **options):
+        return tp.launch(plan, [1, 2, 3] * 99, steps, out=run, processes=False, progress=False, **options).wait()
+"""
+SHORT = ROOM + """
+    fill(sys.argv[1] + "/filler")
     try:
         go()
     except tp.StorageError as error:
@@ -312,14 +315,25 @@ SHORT = """
         assert told in str(error), error
         go(checkpoint_every=0)
         sys.exit(6)
-    sys.exit(7)
 """
+LEFT = ROOM + """
+    go()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = f"{run}/checkpoints/.step-00000003.tmp-{dead.pid}"
+    os.mkdir(left)
+    fill(left + "/optimizer.safetensors")
+    assert free() < wanted
+    sys.exit(3 + go(4, resume=True).history[-1].step)
+"""
+ENOUGH = ROOM + "    sys.exit(6 + len(go().history))\n"
 
 
-@pytest.mark.parametrize(("short", "code"), [(1, 6), (0, 7)])
-def test_a_disk_with_no_room_for_a_checkpoint_is_told_before_the_first_step(tmp_path, short, code):
-    """On a tmpfs of its own, a page less free than a checkpoint has: that was known when the first one was due, after its steps."""
-    argv = [sys.executable, "-c", textwrap.dedent(SHORT), str(tmp_path), str(short)]
+@pytest.mark.parametrize(("script", "code"), [(SHORT, 6), (ENOUGH, 8), (LEFT, 6)], ids=["short", "enough", "left by a killed one"])
+def test_a_disk_with_no_room_for_a_checkpoint_is_told_before_the_first_step(tmp_path, script, code):
+    """On a tmpfs of its own, a page less free than a checkpoint has: that was known when the first one was due, after its steps.
+    What a killed writer left is room: the next one removes it."""
+    argv = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
     probe = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(tmp_path), "true"]
     if not shutil.which("unshare") or subprocess.run(probe, capture_output=True, check=False).returncode:
         pytest.skip("no mount namespace here (needs root)")

@@ -222,9 +222,9 @@ def test_a_command_that_is_terminated_leaves_no_rank_and_no_half_checkpoint(plan
 def test_a_sweep_that_is_terminated_leaves_no_rank_and_does_its_trial_again(plans, tmp_path):
     """As above, and the trial under way has no row, which would have said that it failed."""
     _, files, data = plans
-    words = ["sweep", "--train", "--grid", "n_embd=16", "--n-head", 2, "--block-size", 16, "--data", data, "--steps", 1000000, "--out",
-             tmp_path / "rows", "--batch", 2, "--stages", 2, "--slicing", "[[2,[16]]]", "--planner", "uniform", "--devices", 2,
-             "--checkpoint-every", 0]
+    words = ["sweep", "--train", "--grid", "n_embd=16", "--n-head", 2, "--block-size", 16, "--data", data, "--steps", 1000000,
+             "--out", tmp_path / "rows", "--batch", 2, "--stages", 2, "--slicing", "[[2,[16]]]", "--planner", "uniform",
+             "--devices", 2, "--checkpoint-every", 0]
     child = subprocess.Popen([sys.executable, "-P", "-m", "terapipe_c", *map(str, words)], env=CLEAN, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -247,8 +247,8 @@ def test_a_sweep_that_is_terminated_leaves_no_rank_and_does_its_trial_again(plan
 def test_a_rank_of_a_launcher_that_is_terminated_as_it_tells_its_records_just_ends(plans, tmp_path):
     """Its training is over: what SIGTERM was to end was no run of this process, and the command ended by AttributeError."""
     _, files, data = plans
-    words = ["train", "--under", "torchrun", "--plan", files[1], "--data", data, "--steps", 2000, "--out", tmp_path / "run", "--quiet",
-             "--checkpoint-every", 0]
+    words = ["train", "--under", "torchrun", "--plan", files[1], "--data", data, "--steps", 2000, "--out", tmp_path / "run",
+             "--checkpoint-every", 0, "--quiet"]
     child = subprocess.Popen([sys.executable, "-P", "-m", "terapipe_c", *map(str, words)], env={**CLEAN, **STARTED["torchrun"]},
                              text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -108,7 +108,7 @@ def test_activations_of_a_program_in_ragged_slices_are_told_and_of_a_plan_its_by
     ("plan --tensor-model-parallel-size 2", "terapipe plan",
      "--tensor-model-parallel-size 2; there is no tensor parallelism: --stages and --data-parallel share the work"),
     ("plan --train-iters 9", "terapipe plan", "--train-iters 9"),       # a plan has no steps
-    ("plan --batch_size=8", "terapipe plan", "--batch_size=8; for --batch_size --batch would be right"),     # nanoGPT's: not --block-size
+    ("plan --batch_size=8", "terapipe plan", "--batch_size=8; for --batch_size --batch would be right"),     # nanoGPT's
     ("plan --num-layers-per-virtual-pipeline-stage 2", "terapipe plan",
      "--num-layers-per-virtual-pipeline-stage 2; say by --chunks how many stages a rank has"),
     ("plan --pp 2", "terapipe plan", "--pp 2"),     # which was told that --help would be right
