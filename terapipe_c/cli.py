@@ -367,6 +367,8 @@ def _simulate(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     import terapipe_c as tp
 
+    from .launch import terminable
+
     if args.data is None or args.steps is None:
         raise ValueError("train needs --data and --steps")
     if args.under:
@@ -376,10 +378,9 @@ def _train(args: argparse.Namespace) -> int:
     if not args.plan:
         _check_run(args)
     plan = _load_plan(args) if args.plan else _make_plan(args)
-    return _follow(
-        args,
-        tp.launch(plan, data=args.data, steps=args.steps, out=args.out, progress=_bar(args), **_launch_options(args)),
-    )
+    with terminable():
+        run = tp.launch(plan, data=args.data, steps=args.steps, out=args.out, progress=_bar(args), **_launch_options(args))
+        return _follow(args, run)
 
 
 def _check_run(args: argparse.Namespace) -> None:
@@ -426,6 +427,7 @@ def _resume(args: argparse.Namespace) -> int:
     import terapipe_c as tp
 
     from .job import other_cosine
+    from .launch import terminable
 
     folder = Path(args.folder)
     checkpoint = tp.load_checkpoint(folder, names=(), optimizer=False)
@@ -452,11 +454,12 @@ def _resume(args: argparse.Namespace) -> int:
     plan = tp.Plan.load(args.plan or str(folder / "plan.json"))
     if told := other_cosine(checkpoint.step, kept, {**kept, **options, "steps": args.steps}):
         _say(told)          # and not as a warning, which "resumed with" filters below
-    with warnings.catch_warnings():
-        for told in ("resumed with", "steps is"):   # of what is not the checkpoint's: only flags change it here
-            warnings.filterwarnings("ignore", told, UserWarning)
-        run = tp.launch(plan, data=data, steps=args.steps, out=str(folder), resume=True, progress=_bar(args), **options)
-    return _follow(args, run)
+    with terminable():
+        with warnings.catch_warnings():
+            for told in ("resumed with", "steps is"):   # of what is not the checkpoint's: only flags change it here
+                warnings.filterwarnings("ignore", told, UserWarning)
+            run = tp.launch(plan, data=data, steps=args.steps, out=str(folder), resume=True, progress=_bar(args), **options)
+        return _follow(args, run)
 
 
 def _bar(args: argparse.Namespace) -> bool | None:
@@ -465,27 +468,24 @@ def _bar(args: argparse.Namespace) -> bool | None:
 
 def _follow(args: argparse.Namespace, run: Any) -> int:
     """Wait for a run; JSON: one line a record and a last one with the report."""
-    from .launch import terminable
-
-    with terminable(run):
-        try:
-            for record in run:
-                if args.json:
-                    print(json.dumps(_record(record)), flush=True)
-                elif args.quiet:
-                    print(f"{record.step + 1} of {args.steps} steps done  loss {record.loss:.4f}  "
-                          f"{record.tokens_per_s:,.0f} tokens/s", flush=True)
-        except (KeyboardInterrupt, BrokenPipeError) as error:
-            if not run.running:
-                raise
-            run.stop()
-            if isinstance(error, KeyboardInterrupt) or run.history[-1].step + 1 >= args.steps:
-                raise
-            then = f"`terapipe resume {run.out} --steps {args.steps}` goes on" if run.checkpoint_path else "there is no checkpoint"
-            done = f"{run.history[-1].step + 1} of {args.steps} steps"
-            _say(f"terapipe: nobody reads the output any more: stopped after {done}; {then}")
-            _forget(sys.stdout)
-            return FAILED
+    try:
+        for record in run:
+            if args.json:
+                print(json.dumps(_record(record)), flush=True)
+            elif args.quiet:
+                print(f"{record.step + 1} of {args.steps} steps done  loss {record.loss:.4f}  "
+                      f"{record.tokens_per_s:,.0f} tokens/s", flush=True)
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        if not run.running:
+            raise
+        run.stop()
+        if isinstance(error, KeyboardInterrupt) or run.history[-1].step + 1 >= args.steps:
+            raise
+        further = f"`terapipe resume {run.out} --steps {args.steps}` goes on" if run.checkpoint_path else "there is no checkpoint"
+        done = f"{run.history[-1].step + 1} of {args.steps} steps"
+        _say(f"terapipe: nobody reads the output any more: stopped after {done}; {further}")
+        _forget(sys.stdout)
+        return FAILED
     report = run.report()
     if args.json:
         print(json.dumps(_plain({"report": _report(report), "checkpoint": str(run.checkpoint_path)})))
@@ -540,10 +540,9 @@ def _sweep(args: argparse.Namespace) -> int:
         if settings.train:
             from .launch import launch, terminable
 
-            run = launch(plan, data=settings.data, steps=settings.steps, out=folder, progress=False,
-                         resume=begun(Path(folder), settings.steps), **_launch_options(settings))
-            with terminable(run):
-                run.wait()
+            with terminable():
+                run = launch(plan, data=settings.data, steps=settings.steps, out=folder, progress=False,
+                             resume=begun(Path(folder), settings.steps), **_launch_options(settings)).wait()
             result.update(_report(run.report()), loss=run.history[-1].loss if run.history else None, run=folder)
         return dict(_plain(result))
 

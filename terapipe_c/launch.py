@@ -449,27 +449,32 @@ class Run(Outcome):
 
 
 @contextmanager
-def terminable(run: Run) -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, and then this process, which would otherwise leave its ranks to notice, and half a
-    checkpoint; a second one does not wait. For the command alone: what SIGTERM does to a program is the program's."""
-    main = threading.current_thread() is threading.main_thread()
-    mine = run.running and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL     # of `train` it is over
+def terminable() -> Iterator[None]:
+    """Within it SIGTERM ends runs as Ctrl-C does, those too whose ranks are being started, and then this process, which would
+    otherwise leave its ranks to notice, and half a checkpoint; a second one does not wait. For the command alone: what SIGTERM
+    does to a program is the program's."""
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     came = []
 
     def terminate(number: int, frame: Any) -> None:
-        came.append(number)
         signal.signal(number, signal.SIG_DFL)
-        run._interrupt("the launcher was ended by SIGTERM")
+        came.append(number)
+        running = [run for run in list(_living) if run.running and run._owner == os.getpid()]
+        for run in running:
+            run._interrupt("the launcher was ended by SIGTERM")
+        if not running:
+            os.kill(os.getpid(), number)
 
     if mine:
         signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
-        if mine:
-            if came:
+        if came:
+            for run in list(_living):
                 run._watcher.join()
-                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        if mine:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

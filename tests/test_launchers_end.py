@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import mpi_module
@@ -258,3 +258,26 @@ def test_a_rank_of_a_launcher_that_is_terminated_as_it_tells_its_records_just_en
     finally:
         child.kill()
         child.communicate()
+
+
+def test_a_command_that_is_terminated_as_it_starts_its_ranks_leaves_none(plans, tmp_path):
+    """It was not listening yet: one rank, here stopped, was there, and the other about to be."""
+    _, files, data = plans
+    words = ["train", "--plan", files[2], "--data", data, "--steps", 1000000, "--out", tmp_path / "run", "--checkpoint-every", 0]
+    child = subprocess.Popen([sys.executable, "-P", "-m", "terapipe_c", *map(str, words)], env=CLEAN, stderr=subprocess.DEVNULL)
+    ranks = []
+    try:
+        until = time.monotonic() + SOON_MS / 1000
+        while not ranks or "_rank" not in of_file(ranks[0], "cmdline"):     # until then the command waits for it to begin (vfork)
+            assert child.poll() is None and time.monotonic() < until
+            ranks = [int(pid) for pid in of_file(child.pid, f"task/{child.pid}/children").split()]
+        child.terminate()
+        os.kill(ranks[0], signal.SIGSTOP)
+        assert child.wait(SOON_MS / 1000) == -signal.SIGTERM
+        assert not Path(f"/proc/{ranks[0]}").exists()
+    finally:
+        child.kill()
+        child.wait()
+        for pid in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
