@@ -137,8 +137,10 @@ def _search_ways(judge: Judge, request: Request) -> Candidate | None:
     with share(0.5):
         best = _search_schedules(judge, request)
     other.rival_s = min(judge.rival_s, math.inf if best is None else best.seconds)
+    other.in_passing, other.may_give_up = judge.in_passing or best is not None, judge.may_give_up
     found = _search_schedules(other, request)
     judge.joins(other)
+    judge.gave_up |= other.gave_up
     return min((c for c in (best, found) if c is not None), key=pace, default=None)
 
 
