@@ -3,7 +3,7 @@
 import re
 from collections import deque
 
-WORD = re.compile(r"(\d+)([A-Z]+)(\d+)\.(\d+)(?:@(\d+)|&&?)?")
+WORD = re.compile(r"(\d+)([A-Z]+)(\d+)\.(\d+)(?:@(\d+)|&&?|(\+))?")
 
 
 class Stuck(Exception):
@@ -15,11 +15,11 @@ class Wrong(Exception):
 
 
 def read(text):
-    """[[(stage, op, micro, slice, peer)]] per rank."""
+    """[[(stage, op, micro, slice, peer)]] per rank; R within its B is R+."""
     return [
         [
-            (int(s), op, int(q), int(m), None if p is None else int(p))
-            for s, op, q, m, p in (WORD.fullmatch(word).groups() for word in line.split())
+            (int(s), op + (within or ""), int(q), int(m), None if p is None else int(p))
+            for s, op, q, m, p, within in (WORD.fullmatch(word).groups() for word in line.split())
         ]
         for line in text.splitlines()
     ]
@@ -216,7 +216,7 @@ def execute(program):
 def makespan(program, seconds, lag, back=None):
     """seconds(op, stage, micro, slice), lag(stage, micro, slice), and of gradients that take another link back(...): by repeated
     relaxation of every op's end."""
-    ops = ("F", "B", "I", "W", "R", "SO", "SI")
+    ops = ("F", "B", "I", "W", "R", "R+", "SO", "SI")
     lists = [[w for w in rank if w[1] in ops] for rank in read(str(program))]
     two = "&&" in str(program)
     places = [[int(row["slot"]) % 2 * two for row, w in zip(program.instructions(r), rank, strict=True) if w[1] in ops]
@@ -233,18 +233,18 @@ def makespan(program, seconds, lag, back=None):
                     copier = max(copier, clock) + seconds(op, stage, q, m)
                     (out if op == "SO" else home_again)[(stage, place) if op == "SO" else (stage, q, m)] = copier
                     continue
-                forward, backward = op == "F", op in ("B", "I")
+                forward, backward, returns = op == "F", op in ("B", "I"), op in ("B", "I", "R+")
                 source = stage - 1 if forward else stage + 1
                 start = clock
-                if (forward or backward) and machine.neighbour(stage, source):
+                if (forward or returns) and machine.neighbour(stage, source):
                     far = home[source] != rank
                     link = lag if forward or back is None else back
                     start = max(clock, end.get((forward, source, q, m), 0.0) + (link(source, q, m) if far else 0.0))
-                    if far:
+                    if far and op != "R+":
                         start += seconds("RF" if forward else "RB", stage, q, m)
-                copied = out.get((stage, place), 0.0) if forward else home_again.get((stage, q, m), 0.0) if backward else 0.0
+                copied = out.get((stage, place), 0.0) if forward else home_again.get((stage, q, m), 0.0) if returns else 0.0
                 start = max(start, copied)
-                clock = start + seconds(op, stage, q, m)
+                clock = start + seconds(op[0] if op == "R+" else op, stage, q, m)
                 target = stage + 1 if forward else stage - 1
                 if (forward or backward) and machine.remote(stage, target):
                     clock += seconds("SF" if forward else "SB", stage, q, m)

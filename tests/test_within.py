@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import sched_oracle
 import test_cuda_stage
 from test_by_block import ALL, FFNS, PROGRAMS, UNLIKE, WHOLE, again_of, made
 from test_cuda_stage import CUDA, emulation  # noqa: F401
@@ -182,6 +183,24 @@ def test_it_begins_when_what_its_gradients_read_is_back_from_the_host():
     program = tp.Program.parse("0F0.0 0SO0.0& 0SI0.0& 0R0.0+ 0B0.0")
     # out 1 to 4, in 4 to 7, R 7 to 8, B 8 to 10, on a last stage, too
     assert program.simulate(cost).makespan_s == 10.0 == program.makespan(cost)
+
+
+def test_random_programs_take_what_the_oracle_says():
+    rng = np.random.default_rng(11)
+    orders = (tp.schedules.one_f_one_b(3, 4), tp.schedules.gpipe(2, 3), tp.schedules.looped_bfs(2, 3, 2),
+              tp.schedules.interleaved(2, 4, 2))
+    for turn in range(80):
+        order = orders[turn % 4]
+        stages, micros = order.num_stages, len(order.slices)
+        again, swapped = bytes(rng.choice([0, 1, 255, 255], stages).tolist()), bytes(rng.choice([0, 0, 1], stages).tolist())
+        program = order.save_memory(again, swapped, int(rng.integers(4)), turn % 3 > 0).lower()
+        cost = {op: rng.integers(0, 9, (stages, micros)) / 2 for op in ("F", "B", "R", "SO", "SI")}
+        cost |= {op: rng.integers(0, 3, (stages, micros)) / 4 for op in ("SF", "RF", "SB", "RB")} if turn % 5 else {}
+        lag = float(rng.integers(0, 4))
+        line = program.simulate(cost, comm_s=lag)
+        right = sched_oracle.makespan(program, lambda op, v, q, m, cost=cost: cost[op][v, q] if op in cost else 0.0,
+                                      lambda *_, lag=lag: lag)
+        assert line.makespan_s == right == program.makespan(cost, comm_s=lag) and line.lower_bound_s <= right
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
