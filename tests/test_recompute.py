@@ -1,4 +1,6 @@
 """Blocks that keep their input alone: the same bits as blocks that keep everything, in less memory, predicted to the byte."""
+import dataclasses
+
 import numpy as np
 import pytest
 from test_engine import HYPER, alone, everything, partition_of, problem, random_case, ranks_do, same
@@ -290,6 +292,11 @@ def test_made_again_is_all_but_the_products_that_nobody_reads():
         assert (costs.recompute_s(counts, slicing_arrays([(2, [40, 24])]), bytes([0, 255, 0]))[1, unit]
                 == pytest.approx(3e-6 + ffn / 2, rel=1e-12))
         context += tokens
+    slow = dataclasses.replace(given.curves["ffn", "F"], seconds=tuple(9 * s for s in given.curves["ffn", "F"].seconds))
+    busy = tp.CostModel(given.curves | {("ffn", "F"): slow}, source="samples", model=model)     # of a busier machine
+    for columns, share in ((0, 3 / 4), (2, 1 / 4), (3, 0.0)):
+        kept = busy.recompute_s(np.array([[0, 1, 0, 0]], np.int32), slicing_arrays([(1, [40])]), bytes([columns]))
+        assert kept[0, 0] == pytest.approx(share * busy.block_seconds("attention", "F", 40, 0, 1), rel=1e-12)
     with pytest.raises(ValueError, match="do not fit together"):
         costs.recompute_s(counts, slicing_arrays([(2, [40, 24])]), bytes(2))
 

@@ -83,7 +83,8 @@ tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, co
 
 /* R of each unit on each stage: making again what these attention and FFN blocks do not keep is their forward without its second
  * product, whose result is the next block's input and is there. Of an attention that product is E^2 multiply-adds a token, of a
- * FFN 4 E^2, which is half of all it has. Nor does an attention make what it keeps of queries, keys and values, E^2 each.
+ * FFN 4 E^2, which is half of all it has. Nor does an attention make what it keeps of queries, keys and values, E^2 each;
+ * but what it makes of its 4 E^2 takes its share of its forward at least, whatever the FFN's curve says.
  * kept: [stages] columns of n_embd of these that the stage's attentions keep (tp_stage_ops.keeps_keys, where R are apart:
  * tp_program_remakes_apart); NULL: none. Arguments as above; R: [stages][units], written; 0 where there is no such block. */
 TP_MUST_USE tp_status

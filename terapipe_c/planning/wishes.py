@@ -107,8 +107,9 @@ class Task:
         never = 10.0 * float(self._per_block(of_kind).sum())
         sliced = self.schedule != BPIPE and not self.judge.savings.at_once and any(len(lengths) > 1 for _, lengths in self.slicing)
         spared = 1 + self.judge.costs.where.keeps_keys * sliced          # keys are kept where R comes slice by slice
+        attention = of_kind["attention"]
         return self._ticks({"embedding": never, "head": never, "ffn": of_kind["ffn"] / 2,
-                            "attention": max(0.0, of_kind["attention"] - spared * of_kind["ffn"] / 8)})
+                            "attention": max(attention - spared * of_kind["ffn"] / 8, attention * max(0, 4 - spared) / 4)})
 
     @cached_property
     def bwd(self) -> Float:
