@@ -144,7 +144,7 @@ def test_only_what_may_fit_or_need_less_is_asked(monkeypatch, limit):
             answers.append((str(refused), len(asked)))
         asked.clear()
     assert answers[0][:-1] == answers[1][:-1]
-    assert answers[0][-1] < 0.6 * answers[1][-1]            # of 59 questions 27
+    assert answers[0][-1] < 0.75 * answers[1][-1]           # of 59 questions 37 and 42: plans with whole B need little
 
 
 def test_sizes_of_micro_batches_are_asked_of_until_one_may_fit(monkeypatch):

@@ -13,7 +13,8 @@ from test_swap import TOKENS, evenly, trained
 
 import terapipe_c as tp
 from terapipe_c.backend import choose
-from terapipe_c.planning.judge import Savings, saved_bytes, saving
+from terapipe_c.planning.block_bytes import saved_bytes
+from terapipe_c.planning.judge import Savings, saving
 from terapipe_c.schedules import OPS
 
 MODEL = tp.GPTConfig(n_layer=16, n_head=4, n_embd=128, vocab_size=256, block_size=256)

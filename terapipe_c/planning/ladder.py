@@ -180,7 +180,7 @@ def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
     if q.free.judge.fits(seen[0], limit):
         return seen[0]
     try:
-        return _within(q, limit, seen, {})
+        return _within(q, limit, seen, {}) or _best_of(q.free.judge, seen, limit)      # with whole B
     except DeadlineError:
         best = _best_of(q.free.judge, seen, limit)
         if best is None:
