@@ -68,7 +68,7 @@ tp_engine_match_copies(tp_engine *engine, const tp_program *program)
         int odd = two && TP_SLOT_ACTIVATION(instr->slot) & 1u;
         int32_t *here = instr->op == TP_OP_F || instr->op == TP_OP_SO ? &out[2 * instr->stage + odd]
                                                                       : &in[instr->stage * units + tp_program_unit(program, instr)];
-        const int reads = instr->op == TP_OP_F || instr->op == TP_OP_B || instr->op == TP_OP_I || tp_engine_is_within(instr);
+        const int reads = instr->op == TP_OP_F || instr->op == TP_OP_B || instr->op == TP_OP_I || tp_instr_is_within(instr);
         engine->copied[i] = reads ? *here : 0;
         if (!tp_engine_is_copy(instr))
             continue;

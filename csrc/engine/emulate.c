@@ -130,7 +130,7 @@ copy_s(const tp_engine *engine, int64_t i)
 {
     const tp_instr *reader = &engine->code[i];
     const tp_instr *receive = engine->from[i] < 0 ? NULL : &engine->code[receive_of(engine, i)];
-    if (receive == NULL || tp_engine_is_within(reader) || (reader->flags & TP_HALF_SECOND && !(receive->flags & TP_HALVES)))
+    if (receive == NULL || tp_instr_is_within(reader) || (reader->flags & TP_HALF_SECOND && !(receive->flags & TP_HALVES)))
         return 0;
     return seconds_of(engine, receive->op, receive->flags, receive);
 }

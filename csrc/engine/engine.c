@@ -296,13 +296,13 @@ run_one(tp_engine *engine, const tp_instr *instr)
     case TP_OP_I:
     case TP_OP_B:
         TP_TRY(take_over(engine, instr));
-        if (instr > engine->code && tp_engine_is_within(instr - 1))
+        if (instr > engine->code && tp_instr_is_within(instr - 1))
             return tp_engine_go_back_within(engine, instr - engine->code);
         if (instr->op == TP_OP_B && ops->backward != NULL)
             return ops->backward(stage, micro, instr->slice, slot, gslot);
         TP_TRY(ops->input_gradient(stage, micro, instr->slice, slot, gslot));
         return instr->op == TP_OP_I ? TP_OK : ops->weight_gradient(stage, micro, instr->slice, slot, gslot);
-    case TP_OP_R: return tp_engine_is_within(instr) ? TP_OK : ops->recompute(stage, micro, instr->slice, slot, gslot);
+    case TP_OP_R: return tp_instr_is_within(instr) ? TP_OK : ops->recompute(stage, micro, instr->slice, slot, gslot);
     case TP_OP_SO: return ops->swap_out(stage, micro, instr->slice, slot);
     case TP_OP_SI: return ops->swap_in(stage, micro, instr->slice, slot, gslot);
     case TP_OP_W: return ops->weight_gradient(stage, micro, instr->slice, slot, gslot);
@@ -507,7 +507,7 @@ run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options
         if (options == NULL && !evaluates(engine->code[i].op))
             continue;
         TP_TRY(arrive(engine, i, &now));
-        if (options != NULL && device->stretch_begin != NULL && computes(engine->code[i].op) && !tp_engine_is_within(&engine->code[i]))
+        if (options != NULL && device->stretch_begin != NULL && computes(engine->code[i].op) && !tp_instr_is_within(&engine->code[i]))
             TP_TRY(run_stretch(engine, i, &now, &next));
         else
             TP_TRY(work(engine, i, &now));

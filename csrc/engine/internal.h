@@ -140,8 +140,6 @@ TP_MUST_USE tp_status
 tp_engine_wait_copies(tp_engine *engine, int64_t i);
 
 /* ---- within.c ---- */
-int
-tp_engine_is_within(const tp_instr *instr);
 /* Of the table of when, for config->rank. */
 size_t
 tp_engine_within_bytes(const tp_engine_config *config);

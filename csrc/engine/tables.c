@@ -136,7 +136,7 @@ find_receives(matching *m, int64_t i)
 {
     tp_engine *engine = m->engine;
     const tp_instr *instr = &engine->code[i];
-    int backward = instr->op == TP_OP_B || instr->op == TP_OP_I || tp_engine_is_within(instr);
+    int backward = instr->op == TP_OP_B || instr->op == TP_OP_I || tp_instr_is_within(instr);
     int kind = backward                                                ? KEY_BACKWARD
                : instr->op == TP_OP_SL                                 ? KEY_EVICTED
                : instr->op == TP_OP_F && instr->flags & TP_HALF_FIRST ? KEY_FIRST_HALF

@@ -2,13 +2,6 @@
  * that went back, and that of its R the part that made again: the two stand one behind the other, as the simulator has them. */
 #include "csrc/engine/internal.h"
 
-/* Does the instruction stand for a part of the B behind it? */
-int
-tp_engine_is_within(const tp_instr *instr)
-{
-    return instr->op == TP_OP_R && instr->flags & TP_WITHIN;
-}
-
 static int
 remakes(const tp_engine_config *config, int block)
 {
@@ -52,7 +45,7 @@ parts_of(tp_engine *engine, int64_t i)
 {
     int64_t before = 0;
     for (int64_t k = 0; k < i; k++)
-        before += tp_engine_is_within(&engine->code[k]);
+        before += tp_instr_is_within(&engine->code[k]);
     return engine->within + before * blocks_remade(&engine->config);
 }
 
@@ -84,7 +77,7 @@ tp_engine_settle_within(tp_engine *engine)
     const tp_engine_part_ns *made = engine->within;
     const int64_t most = engine->within == NULL ? 0 : blocks_remade(&engine->config);
     for (int64_t i = 0; most > 0 && i + 1 < engine->count; i++) {
-        if (!tp_engine_is_within(&engine->code[i]))
+        if (!tp_instr_is_within(&engine->code[i]))
             continue;
         const int part = tp_engine_part(&engine->config, engine->code[i].stage);
         int64_t all = 0, count = 0;

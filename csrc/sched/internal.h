@@ -69,7 +69,7 @@ tp_sched_is_backward(int op)
 static inline int
 tp_sched_goes_back(const tp_instr *instr)
 {
-    return tp_sched_is_backward(instr->op) || (instr->op == TP_OP_R && instr->flags & TP_WITHIN);
+    return tp_sched_is_backward(instr->op) || tp_instr_is_within(instr);
 }
 static inline int
 tp_sched_is_send(int op)

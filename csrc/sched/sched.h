@@ -146,6 +146,12 @@ tp_program_remote(const tp_program *program, int stage)
            !tp_program_is_first(program, stage);
 }
 
+/* Is it an R that the B behind it makes? */
+static inline int
+tp_instr_is_within(const tp_instr *instr)
+{
+    return instr->op == TP_OP_R && instr->flags & TP_WITHIN;
+}
 /* The halves that an instruction is of: the whole is both. */
 static inline unsigned
 tp_instr_halves(const tp_instr *instr)
@@ -334,7 +340,8 @@ TP_MUST_USE tp_status
 tp_program_assign_slots(tp_program *program);
 /* The compute program with what saves memory. again: [stages] of tp_again for R; swapped: the same for SI, and SO stands behind
  * each forward; ahead: of tp_swap_ahead; beside != 0: they are TP_BESIDE. Whole or split backwards; marks of overlap go. EVALUE:
- * another value; TP_AGAIN_WITHIN where backwards are split or micro-batches have slices. ESCHEDULE: it has R, SO or SI already, or does not pass check. */
+ * another value; TP_AGAIN_WITHIN where backwards are split or micro-batches have slices. ESCHEDULE: it has R, SO or SI already, or
+ * does not pass check. */
 typedef enum {
     TP_AGAIN_NOT,
     TP_AGAIN_ALL,   /* all R (SI) of a micro-batch, slices ascending, before its first backward: a slice attends to those before it */

@@ -229,18 +229,12 @@ tp_program_has_apart(const tp_program *program, int stage)
     return 0;
 }
 
-static int
-is_within(const tp_instr *instr)
-{
-    return instr->op == TP_OP_R && instr->flags & TP_WITHIN;
-}
-
 int
 tp_program_within(const tp_program *program, int stage)
 {
     int rank = program->rank_of[stage], within = 0;
     for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++)
-        within += program->code[i].stage == stage && is_within(&program->code[i]);
+        within += program->code[i].stage == stage && tp_instr_is_within(&program->code[i]);
     return within;
 }
 
@@ -263,7 +257,7 @@ tp_program_count(const tp_program *program, tp_stage_counts *counts)
             if (instr->op == TP_OP_SO && c->two_places < 0)
                 c->two_places = (instr->flags & TP_TWO_PLACES) != 0;
             c->apart |= is_apart(instr);
-            c->within += is_within(instr);
+            c->within += tp_instr_is_within(instr);
             updates |= instr->op == TP_OP_U;
         }
     for (int v = 0; v < program->stages; v++) {
