@@ -112,7 +112,7 @@ static void run(int rank, tp_region *region, size_t bytes, int messages, flags *
         if (way > RING && rank == 1) memcpy(copy, way == HANDED ? shared : data, bytes);
         int64_t end = tp_clock_ns();
         seen += (unsigned char)copy[bytes / 2];
-        if (rank == 1) printf("%s_GBps %lld %.3f\n", names[way], (long long)near, (double)bytes / (double)(end - start));
+        if (rank == 1) printf("%s_GBps %lld %.6g\n", names[way], (long long)near, (double)bytes / (double)(end - start));
         meet(f, rank, &round);
         if (way == MESSAGE && rank == 0) OK(c->ops->reclaim(c, 1, loan, 2, bytes));
     }
@@ -230,7 +230,7 @@ int main(int count, char **words) {
                 int64_t begin = tp_clock_ns();
                 there_and_back(comms[k], data, sizes[i], word, 8);
                 double took = (double)(tp_clock_ns() - begin) - trip;
-                if (rank == 0) printf("%s %zu %.3f\n", names[k], sizes[i], (double)sizes[i] / took);
+                if (rank == 0) printf("%s %zu %.6g\n", names[k], sizes[i], (double)sizes[i] / took);
             }
         }
     fflush(stdout);
