@@ -58,7 +58,9 @@ struct tp_engine {
     int32_t *copies;        /* positions of the copies */
     tp_engine_copier *copier; /* NULL: none is, or it is emulated */
     tp_event *events;       /* [count] */
-    tp_engine_part_ns *within; /* [R within B][blocks of the model that remake], of each R the first; NULL: it has none */
+    tp_engine_part_ns *within; /* [R within B, by stage and micro-batch][blocks of the model that remake], of each R the first; NULL:
+                                  it has none */
+    int64_t *within_begins;    /* [program->stages] where a stage's begin there */
     tp_event *given;        /* [count] of tp_engine_given; NULL: not kept */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
@@ -73,7 +75,8 @@ struct tp_engine {
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
 typedef struct {
-    size_t needs, forward_needs, from, received, loan, reuses, events, gather, stages, slots, loads, guests, copied, copies, within;
+    size_t needs, forward_needs, from, received, loan, reuses, events, gather, stages, slots, loads, guests, copied, copies, within,
+        within_begins;
 } engine_tables;
 engine_tables
 tp_engine_tables(const tp_engine_config *config, int64_t gather_count);
@@ -140,9 +143,12 @@ TP_MUST_USE tp_status
 tp_engine_wait_copies(tp_engine *engine, int64_t i);
 
 /* ---- within.c ---- */
-/* Of the table of when, for config->rank. */
-size_t
-tp_engine_within_bytes(const tp_engine_config *config);
+/* Of the table of when, and of where in it stages begin, for config->rank. */
+void
+tp_engine_within_bytes(const tp_engine_config *config, size_t *parts, size_t *begins);
+/* Fill within_begins. */
+void
+tp_engine_place_within(tp_engine *engine);
 /* EVALUE: a provider that does not make again within B. */
 TP_MUST_USE tp_status
 tp_engine_check_within(const tp_engine_config *config);

@@ -58,7 +58,7 @@ tp_engine_table_bytes(const tp_engine_config *config)
            tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) + tp_align_bytes(tables.stages) +
            tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
            tp_align_bytes(tables.guests) + tp_align_bytes(tables.copied) + tp_align_bytes(tables.copies) +
-           tp_align_bytes(tables.within) +
+           tp_align_bytes(tables.within) + tp_align_bytes(tables.within_begins) +
            tp_align_bytes(tp_engine_sums_bytes(config));
 }
 

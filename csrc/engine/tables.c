@@ -12,7 +12,8 @@ tp_engine_tables(const tp_engine_config *config, int64_t gather_count)
     const tp_program *program = config->program;
     size_t count = (size_t)(program->begin[config->rank + 1] - program->begin[config->rank]), ranks = (size_t)program->ranks;
     size_t guests = (size_t)tp_engine_rank_has_guests(config), copies = (size_t)tp_engine_rank_copies(config);
-    size_t replicas = (size_t)tp_engine_replicas(config);
+    size_t replicas = (size_t)tp_engine_replicas(config), parts, begins;
+    tp_engine_within_bytes(config, &parts, &begins);
     return (engine_tables){.needs = count * sizeof(int32_t),
                            .forward_needs = count * sizeof(int32_t),
                            .from = count * sizeof(int16_t),
@@ -26,7 +27,8 @@ tp_engine_tables(const tp_engine_config *config, int64_t gather_count)
                            .guests = guests * (size_t)program->stages * sizeof(tp_engine_guest),
                            .copied = copies > 0 ? count * sizeof(int32_t) : 0,
                            .copies = copies * sizeof(int32_t),
-                           .within = tp_engine_within_bytes(config),
+                           .within = parts,
+                           .within_begins = begins,
                            .stages = (size_t)program->stages * sizeof(tp_stage *)};
 }
 
@@ -54,6 +56,8 @@ tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, in
     TP_TRY(tp_heap_alloc(engine->heap, bytes.copied, "the engine's copies", (void **)&engine->copied));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.copies, "the engine's copies", (void **)&engine->copies));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.within, "the engine's times of recomputation", (void **)&engine->within));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.within_begins, "the engine's times of recomputation", (void **)&engine->within_begins));
+    tp_engine_place_within(engine);
     TP_TRY(tp_engine_match_copies(engine, program));
     for (int64_t i = 0; i < engine->count; i++) { /* a micro-batch that was away has another activation slot in its backward */
         const tp_instr *instr = &engine->code[i];
@@ -84,6 +88,7 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->copied);
     tp_heap_free(engine->heap, engine->copies);
     tp_heap_free(engine->heap, engine->within);
+    tp_heap_free(engine->heap, engine->within_begins);
 }
 
 /* The key of a message among those a rank receives: its reader is F (from RF, half by half); B, I (from RB); SL (from RE); the first

@@ -18,15 +18,35 @@ blocks_remade(const tp_engine_config *config)
     return count;
 }
 
-size_t
-tp_engine_within_bytes(const tp_engine_config *config)
+/* R within B of a stage of this rank: one of each of its micro-batches, or none. */
+static int64_t
+within_of(const tp_engine_config *config, int stage)
 {
     const tp_program *program = config->program;
+    if (config->saves == NULL || program->rank_of[stage] != config->rank)
+        return 0;
+    return config->counts != NULL ? config->counts->stage[stage].within : tp_program_within(program, stage);
+}
+
+void
+tp_engine_within_bytes(const tp_engine_config *config, size_t *parts, size_t *begins)
+{
     int64_t within = 0;
-    for (int v = 0; config->saves != NULL && v < program->stages; v++)
-        if (program->rank_of[v] == config->rank)
-            within += config->counts != NULL ? config->counts->stage[v].within : tp_program_within(program, v);
-    return (size_t)(within == 0 ? 0 : within * blocks_remade(config)) * sizeof(tp_engine_part_ns);
+    for (int v = 0; v < config->program->stages; v++)
+        within += within_of(config, v);
+    *parts = (size_t)(within == 0 ? 0 : within * blocks_remade(config)) * sizeof(tp_engine_part_ns);
+    *begins = within == 0 ? 0 : (size_t)config->program->stages * sizeof(int64_t);
+}
+
+void
+tp_engine_place_within(tp_engine *engine)
+{
+    const int64_t most = engine->within == NULL ? 0 : blocks_remade(&engine->config);
+    int64_t next = 0;
+    for (int v = 0; most > 0 && v < engine->config.program->stages; v++) {
+        engine->within_begins[v] = next;
+        next += within_of(&engine->config, v) * most;
+    }
 }
 
 tp_status
@@ -39,14 +59,12 @@ tp_engine_check_within(const tp_engine_config *config)
     return TP_OK;
 }
 
-/* The first of the parts of the R at position i. They are of all R within B in turn. */
+/* The first of the parts of a micro-batch's R within B. */
 static tp_engine_part_ns *
-parts_of(tp_engine *engine, int64_t i)
+parts_of(tp_engine *engine, const tp_instr *instr)
 {
-    int64_t before = 0;
-    for (int64_t k = 0; k < i; k++)
-        before += tp_instr_is_within(&engine->code[k]);
-    return engine->within + before * blocks_remade(&engine->config);
+    const int64_t micro = tp_engine_micro(&engine->config, instr->micro);
+    return engine->within + engine->within_begins[instr->stage] + micro * blocks_remade(&engine->config);
 }
 
 tp_status
@@ -58,7 +76,7 @@ tp_engine_go_back_within(tp_engine *engine, int64_t i)
     const int first = engine->config.partition[part], end = engine->config.partition[part + 1];
     const int slot = (int)TP_SLOT_ACTIVATION(instr->slot), gslot = (int)TP_SLOT_GRADIENT(instr->slot);
     tp_stage *stage = engine->stage[instr->stage];
-    tp_engine_part_ns *made = parts_of(engine, i - 1);
+    tp_engine_part_ns *made = parts_of(engine, instr);
     for (int block = end - 1; block >= first; block--) {
         if (remakes(&engine->config, block)) {
             TP_TRY(engine->device->ops->mark(engine->device, &made->begin));
@@ -74,11 +92,10 @@ tp_engine_go_back_within(tp_engine *engine, int64_t i)
 void
 tp_engine_settle_within(tp_engine *engine)
 {
-    const tp_engine_part_ns *made = engine->within;
-    const int64_t most = engine->within == NULL ? 0 : blocks_remade(&engine->config);
-    for (int64_t i = 0; most > 0 && i + 1 < engine->count; i++) {
+    for (int64_t i = 0; engine->within != NULL && i + 1 < engine->count; i++) {
         if (!tp_instr_is_within(&engine->code[i]))
             continue;
+        const tp_engine_part_ns *made = parts_of(engine, &engine->code[i]);
         const int part = tp_engine_part(&engine->config, engine->code[i].stage);
         int64_t all = 0, count = 0;
         for (int block = engine->config.partition[part]; block < engine->config.partition[part + 1]; block++)
@@ -88,6 +105,5 @@ tp_engine_settle_within(tp_engine *engine)
         tp_event *again = &engine->events[i], *back = again + 1;
         again->start_ns = back->start_ns;
         again->end_ns = back->start_ns = again->start_ns + all;
-        made += most;
     }
 }
