@@ -9,8 +9,10 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ._core import StorageError
 from ._files import free_bytes, naming
@@ -21,6 +23,7 @@ ASIDE = re.compile(r"\.(step-\d{8,})\.old-(\d+)")
 
 STATE = "state.json"    # without which it is no checkpoint
 CHECKPOINTS = "checkpoints"     # folder of them inside a run folder
+KEEP = 2                        # complete ones that a run leaves
 
 under_way: set[str] = set()     # this process's temporary step folders, by their real paths
 one_at_a_time = threading.RLock()   # names in run folders are given and taken by one thread of this process at a time
@@ -40,6 +43,14 @@ def step_folders(run_folder: Path) -> list[Path]:
     if not run_folder.is_dir():
         return []
     return [p for p in run_folder.iterdir() if STEP_FOLDER.fullmatch(p.name) and p.is_dir()]
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def complete(run_folder: Path) -> list[Path]:
+    return [path for path in step_folders(run_folder) if (path / STATE).is_file()]
 
 
 def written_ns(folder: Path) -> int:
@@ -73,7 +84,7 @@ def put_aside(run_folder: Path) -> list[tuple[Path, Path, int]]:
 def new_folder(run_folder: Path, step: int) -> Path:
     """A temporary folder that no other writer has, of the same step either; what killed writers left is gone. Its real path is in
     ``under_way`` from now on."""
-    plain = f".step-{step:08d}.tmp-{os.getpid()}"
+    plain = f".{step_name(step)}.tmp-{os.getpid()}"
     with one_at_a_time:
         remove_stale(run_folder)
         names = itertools.chain([plain], (f"{plain}.{k}" for k in itertools.count(1)))
@@ -84,16 +95,38 @@ def new_folder(run_folder: Path, step: int) -> Path:
     return folder
 
 
-def check_room(run_folder: Path, nbytes: int) -> None:
-    """StorageError where the next checkpoint would not fit, which its writer would say after hours of training."""
-    if nbytes > free_bytes(run_folder) and run_folder.is_dir():
+def check_room(run_folder: Path, nbytes: int, job: Mapping[str, Any]) -> None:
+    """StorageError where the job's checkpoints would not fit, which their writer would say after hours of training."""
+    if _more_at_once(run_folder, job) * nbytes > free_bytes(run_folder) and run_folder.is_dir():
         remove_stale(run_folder)        # as its writer will
-    free = free_bytes(run_folder)
-    if nbytes > free:
-        refusal = StorageError(f"a checkpoint has {nbytes} bytes, and {run_folder} has {free} free: {nbytes - free} bytes short; a "
-                               "folder on another disk, or checkpoint_every=0, would be right")
+    free, more = free_bytes(run_folder), _more_at_once(run_folder, job)
+    if more * nbytes > free:
+        what = (f"a checkpoint has {nbytes} bytes" if more == 1 else
+                f"{more} more checkpoints of {nbytes} bytes will be there at once (the newest {KEEP} stay until the next is whole)")
+        right = "or checkpoint_every=0," if more == 1 else "a larger checkpoint_every, or 0,"
+        refusal = StorageError(f"{what}, and {run_folder} has {free} free: {more * nbytes - free} bytes short; a folder on another "
+                               f"disk, {right} would be right")
         refusal.errno = errno.ENOSPC
         raise refusal
+
+
+def _more_at_once(run_folder: Path, job: Mapping[str, Any]) -> int:
+    """How many checkpoints more than now will be there at once."""
+    there = [path.name for path in sorted(complete(run_folder), key=written_ns)]
+    now = most = len(there)
+    for step in _saved(job):
+        most = max(most, len(there) + 1)
+        there = [*(name for name in there if name != step_name(step)), step_name(step)][-KEEP:]
+        if most > KEEP:
+            break       # from here on it is no more
+    return most - now
+
+
+def _saved(job: Mapping[str, Any]) -> Iterator[int]:
+    """The steps done when a checkpoint is written; of a job without steps, none."""
+    every, first, last = job["checkpoint_every"], job["first_step"], job["steps"]
+    yield from range(first - first % every + every, last, every)
+    yield last
 
 
 def remove_stale(run_folder: Path) -> None:

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from . import _steps
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import again, check_writable, free_bytes, loads, make_folders, naming, path_of, read_bytes, remove_folders
-from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, step_folders, written_ns
+from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, step_folders, step_name, written_ns
 from .config import GPTConfig, brief, counted, flag, html_table, unmasked, whole
 from .tensorfile import (
     FileLayout,
@@ -159,7 +159,7 @@ class CheckpointLayout:
 class CheckpointWriter:
     """The coordinator's side of writing checkpoints into `run_folder`, keeping the newest `keep` complete ones."""
 
-    def __init__(self, run_folder: str | os.PathLike[str], model: Any, keep: int = 2, optimizer: bool = True) -> None:
+    def __init__(self, run_folder: str | os.PathLike[str], model: Any, keep: int = _steps.KEEP, optimizer: bool = True) -> None:
         self.run_folder, self.model, self.keep = path_of("run_folder", run_folder), model, whole("keep", keep)
         self.layout = self.plan(model, optimizer)
         self._step: int | None = None
@@ -250,7 +250,7 @@ class CheckpointWriter:
             }
             _write_state(folder / STATE_FILE, state)
             fsync(folder)
-            return self._name_it(folder, self.run_folder / f"step-{step:08d}")
+            return self._name_it(folder, self.run_folder / step_name(step))
         except BaseException:
             self.abort()
             raise
@@ -276,8 +276,7 @@ class CheckpointWriter:
         self._new = []
 
     def _prune(self, newest: Path) -> None:
-        others = [p for p in step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
-        others.sort(key=written_ns)
+        others = sorted((p for p in _steps.complete(self.run_folder) if p != newest), key=written_ns)
         for path in others[: max(0, len(others) - (self.keep - 1))]:
             _steps.remove_step(path, newest)
 
@@ -331,7 +330,7 @@ def save_checkpoint(
     seed: int = 0,
     data_state: Mapping[str, Any] | None = None,
     hyper: Mapping[str, Any] | None = None,
-    keep: int = 2,
+    keep: int = _steps.KEEP,
 ) -> Path:
     """Write a checkpoint into run folder `path` from one process; gives its step folder.
 
@@ -443,7 +442,7 @@ def _newest(run: Path) -> Path | None:
             return target
     if (latest / STATE_FILE).is_file():
         return latest
-    complete = [p for p in step_folders(run) if (p / STATE_FILE).is_file()]
+    complete = _steps.complete(run)
     complete += [p for p, step, _ in put_aside(run) if not step.exists() and (p / STATE_FILE).is_file()]
     return max(complete, key=written_ns, default=None)
 

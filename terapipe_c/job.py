@@ -96,7 +96,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
     if first and job["checkpoint_every"] and (job["steps"] > job["first_step"] or not job["steps"]):
-        check_room(Path(job["out"]) / CHECKPOINTS, CheckpointWriter.plan(plan.model).nbytes)
+        check_room(Path(job["out"]) / CHECKPOINTS, CheckpointWriter.plan(plan.model).nbytes, job)
     job["data"] = reading(lambda: _open_data(data, job, val_fraction, tokenizer, arrays, before))
     return job, arrays
 

@@ -327,9 +327,28 @@ LEFT = ROOM + """
     sys.exit(3 + go(4, resume=True).history[-1].step)
 """
 ENOUGH = ROOM + "    sys.exit(6 + len(go().history))\n"
+SEVERAL = ROOM + """
+    def refused(room, more, **options):
+        with open(sys.argv[1] + "/filler", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free() - room)
+        try:
+            go(**options)
+        except tp.StorageError as error:
+            assert f"{more} more checkpoints of {wanted} bytes will be" in str(error), error
+            return True
+        finally:
+            os.remove(sys.argv[1] + "/filler")
+    page, two, three = 4096, (2 * wanted + 8 * 4096) // 4096 * 4096, (3 * wanted + 12 * 4096) // 4096 * 4096
+    every = {"checkpoint_every": 1}
+    assert refused(two, 3, steps=3, **every) and not os.path.exists(run)
+    assert refused(2 * wanted // page * page, 2, steps=2, **every) and not refused(two, 0, steps=2, **every)
+    assert not refused(three - two, 0, steps=9, resume=True, **every)       # a third, for as long as it is not whole
+    sys.exit(len(os.listdir(run + "/checkpoints")))
+"""
 
 
-@pytest.mark.parametrize(("script", "code"), [(SHORT, 6), (ENOUGH, 8), (LEFT, 6)], ids=["short", "enough", "left by a killed one"])
+@pytest.mark.parametrize(("script", "code"), [(SHORT, 6), (ENOUGH, 8), (LEFT, 6), (SEVERAL, 3)],
+                         ids=["short", "enough", "left by a killed one", "several at once"])
 def test_a_disk_with_no_room_for_a_checkpoint_is_told_before_the_first_step(tmp_path, script, code):
     """On a tmpfs of its own, a page less free than a checkpoint has: that was known when the first one was due, after its steps.
     What a killed writer left is room: the next one removes it."""
