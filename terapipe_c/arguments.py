@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -27,6 +29,7 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
     "eval_every": (int, "steps between evaluations on the last tenth of the data, 0: none (default 0)"),
 }
 MOST_REPEATED = 1 << 20      # lists and numbers of a list on the command line, by `* N`: beyond, a slip
+NUMBER = re.compile(r"-\.?\d.*")   # below zero: a value, and no flag
 ALIKE = 0.7                  # of difflib's ratio, of which "micro-batch-size" and "vocab-size" have 0.54
 MEGATRON = {                 # its flags, and one of nanoGPT's: ours, or why there is none
     "--batch-size": "--batch",
@@ -48,16 +51,37 @@ MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors say what is wrong without the list of all flags."""
 
+    _words: Sequence[str] = ()
+
     def error(self, message: str) -> NoReturn:
+        if unknown := self._unknown():      # before what is missing or wrong, which a slip of a flag may be the cause of
+            message = self._not_known(unknown)
         self.exit(2, f"usage: {self.prog} [options]; {self.prog} --help lists them\n{self.prog}: error: {message}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """What a command does not know is told here: the parser above would name its own --help, which lists commands alone."""
-        found, unknown = super().parse_known_args(args, namespace)
+        self._words = sys.argv[1:] if args is None else list(args)
+        if self.get_default("run") is None and (unknown := self._unknown()):
+            self.error(self._not_known(unknown))
+        found, unknown = super().parse_known_args(self._words, namespace)
+        self._words = ()
         if unknown and self.get_default("run") is not None:
-            slip = unknown[0].partition("=")[0]
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._instead_of(slip)}")
+            self.error(self._not_known(unknown))
         return found, unknown
+
+    def _not_known(self, words: Sequence[str]) -> str:
+        return f"unrecognized arguments: {' '.join(words)}{self._instead_of(words[0].partition('=')[0])}"
+
+    def _unknown(self) -> list[str]:
+        """Words that are flags, but none of this parser's, as argparse tells flags: also by how one begins."""
+        unknown = []
+        for word in self._words:
+            name = word.partition("=")[0]
+            if word == "--" or (not word.startswith("-") and self.get_default("run") is None):      # the others are a command's
+                break
+            if name.startswith("-") and name != "-" and " " not in name and not NUMBER.fullmatch(word):
+                unknown += [] if any(flag.startswith(name) for flag in self._option_string_actions) else [word]
+        return unknown
 
     def _instead_of(self, slip: str) -> str:
         """What would be right, where that can be told: Megatron-LM's name of a flag, or a slip of the keys."""

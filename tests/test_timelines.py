@@ -113,6 +113,11 @@ def test_activations_of_a_program_in_ragged_slices_are_told_and_of_a_plan_its_by
      "--num-layers-per-virtual-pipeline-stage 2; say by --chunks how many stages a rank has"),
     ("plan --pp 2", "terapipe plan", "--pp 2"),     # which was told that --help would be right
     ("--shedule simulate --schedule gpipe", "terapipe", "--shedule"),
+    ("--shedule", "terapipe", "--shedule"),     # before what is missing (a command, --out) and a number that is none
+    ("--shedule train", "terapipe", "--shedule"),
+    ("train --batch-size 8 --bar=1", "terapipe train", "--batch-size --bar=1; for --batch-size --batch would be right"),
+    ("resume --foo -1 --lr -0.1", "terapipe resume", "--foo"),
+    ("plan --batch x --foo", "terapipe plan", "--foo"),
 ])  # fmt: skip
 def test_a_flag_that_a_command_does_not_have_is_told_by_the_command(capsys, words, by, said):
     """Its --help lists its flags; that of terapipe, to which argparse hands what is left, lists commands alone."""
