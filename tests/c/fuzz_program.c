@@ -28,6 +28,25 @@ print(const tp_program *program)
     return text;
 }
 
+/* With R (within B too), SO and SI on some stages, where the program takes them. */
+static tp_program *
+saving_memory(tp_program *program)
+{
+    static const uint8_t again_ways[] = {TP_AGAIN_NOT, TP_AGAIN_SLICES, TP_AGAIN_ALL, TP_AGAIN_KEYS + 2, TP_AGAIN_WITHIN};
+    uint8_t again[16], swapped[16];
+    tp_program *saved = NULL;
+    if (program->stages > 16 || below(2))
+        return program;
+    for (int v = 0; v < program->stages; v++) {
+        again[v] = again_ways[below(sizeof again_ways)];
+        swapped[v] = below(3) ? TP_AGAIN_NOT : (uint8_t)below(TP_AGAIN_SLICES + 1);
+    }
+    if (tp_program_save_memory(program, again, swapped, (int)below(TP_SWAP_TWO + 1), (int)below(2), &saved) != TP_OK)
+        return program; /* within B of slices; a schedule that has guests */
+    tp_program_close(program);
+    return saved;
+}
+
 /* A true program's text, compute-only or lowered. */
 static char *
 true_text(void)
@@ -35,8 +54,9 @@ true_text(void)
     tp_program *program = NULL, *lowered = NULL;
     int micros = 1 + (int)below(6), ranks = 1 + (int)below(5), chunks = 1 + (int)below(2);
     int32_t slices[6];
+    int whole = below(3) == 0; /* what R within B wants */
     for (int i = 0; i < micros; i++)
-        slices[i] = 1 + (int32_t)below(3);
+        slices[i] = whole ? 1 : 1 + (int32_t)below(3);
     if (below(3) == 0 && tp_program_build_sliced(ranks, micros, (int)below((uint64_t)micros + 1), &program) != TP_OK)
         exit(99);
     if (program == NULL && ranks % 2 == 0 && micros % 2 == 0 && below(2) &&
@@ -49,6 +69,7 @@ true_text(void)
     while (program == NULL &&
            tp_program_build((tp_schedule)below(TP_SCHEDULES), ranks, chunks, micros, slices, &program) != TP_OK)
         chunks = 1; /* interleaved asks for more than the others do */
+    program = saving_memory(program);
     char *text;
     if (below(2) && tp_program_lower(program, (int)below(2), &lowered) == TP_OK) {
         if (tp_program_check(lowered) != TP_OK) {
@@ -155,7 +176,7 @@ use(const tp_program *program)
     if (tp_program_check(program) == TP_OK) {
         double one = 1.0, two = 2.0;
         tp_durations durations = {.seconds = {[TP_OP_F] = &one, [TP_OP_B] = &two, [TP_OP_I] = &one, [TP_OP_W] = &one,
-                                              [TP_OP_U] = &one}};
+                                              [TP_OP_U] = &one, [TP_OP_R] = &two, [TP_OP_SO] = &one, [TP_OP_SI] = &one}};
         tp_timeline *line = NULL;
         tp_program *split = NULL;
         tp_sim *sim = NULL;
