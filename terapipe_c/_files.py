@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import select
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from ._core import InvalidTypeError, InvalidValueError, StorageError
-from .config import brief
+from .config import brief, human_bytes
 
 _THERE = "the file is there: another name would be right"
 _HEAD = 1 << 16    # bytes of a file in which its mark is
+_MOST = 1 << 30     # bytes of a text that is read as a whole: /dev/zero and `yes` have no end
+_WRITER_MS = 2000   # for which a pipe's reader waits for who is to write to it
 _DEEPEST = 500      # folders in each other that are made at once
 _ATTEMPTS = 5       # at making a folder in one that others remove meanwhile
 
@@ -53,6 +56,13 @@ def no_folder(path: Path) -> Path:
     """The path of a file, whether it exists or not; IsADirectoryError if it is a folder."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is there: the name of a file would be right", str(path))
+    return path
+
+
+def no_pipe(path: Path) -> Path:
+    """The path of a file that is read or replaced, whether it exists or not: a pipe would wait for who is at its other end."""
+    if no_folder(path).is_fifo():
+        raise InvalidValueError(f"{path} is a pipe: the name of a file would be right")
     return path
 
 
@@ -164,9 +174,46 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file; an OSError names it where the disk gives no more, too."""
+    """All of a file, or of a pipe that somebody writes to; a ValueError where it is neither, or has no end that anybody would wait
+    for. An OSError names it where the disk gives no more, too."""
     with naming(path):
-        return no_folder(path).read_bytes()
+        told = os.stat(no_folder(path))
+        if stat.S_ISFIFO(told.st_mode):
+            return _read_pipe(path)
+        if not stat.S_ISREG(told.st_mode):
+            raise InvalidValueError(f"{path} is a device: a file, or a pipe, would be right")
+        _check_size(path, told.st_size)
+        return path.read_bytes()
+
+
+def _read_pipe(path: Path) -> bytes:
+    text = bytearray()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)      # else it would wait for a writer
+    with os.fdopen(fd, "rb", buffering=0) as pipe:
+        if not _is_written(fd):
+            raise InvalidValueError(f"{path} is a pipe that nobody writes to: a file would be right")
+        while piece := pipe.read(1 << 20):
+            text += piece
+            _check_size(path, len(text))
+    return bytes(text)
+
+
+def _is_written(fd: int) -> bool:
+    """Whether somebody writes to this pipe, or did; a writer may come a moment later than the reader. Reads wait from here on."""
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    if not (come := bool(waiting.poll(_WRITER_MS))):
+        try:
+            os.read(fd, 1)              # nothing, as at an end: there is no writer
+        except BlockingIOError:         # there is one, who has not written yet
+            come = True
+    os.set_blocking(fd, True)
+    return come
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > _MOST:
+        raise InvalidValueError(f"{path} has more than {human_bytes(_MOST)}: a text of fewer would be right")
 
 
 def loads(raw: bytes | str) -> Any:

@@ -28,7 +28,7 @@ from ._files import (
     loads,
     make_folders,
     naming,
-    no_folder,
+    no_pipe,
     path_of,
     read_bytes,
     remove_folders,
@@ -571,13 +571,13 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
     try:
         files = [folder.path / name for name in ("config.json", "plan.json", "metrics.jsonl", "trace.json")]
         for file in files:      # the last is written when all is done
-            no_folder(file)
+            no_pipe(file)
         if not job["resume_from"]:
             _check_new(folder.path)     # again: now nobody else can make it
         folder.new = [file for file in files if not os.path.lexists(file)]
         config = {name: value for name, value in job.items() if name not in ("plan", "init_sums")}
         metrics = folder.path / "metrics.jsonl"
-        kept = metrics.read_text("utf-8", "replace").splitlines() if metrics.exists() else []
+        kept = metrics.read_text("utf-8", "replace").splitlines() if metrics.is_file() else []
         kept = [line for line in kept if _step_of(line) < job["first_step"]]
         with writing(files[0]) as about, writing(files[1]) as planned:
             for each, path, text in ((about, files[0], dumps(config, 1)), (planned, files[1], dumps(plan.to_dict()))):

@@ -43,6 +43,45 @@ def test_a_folder_where_a_file_of_the_run_belongs_is_named_before_it_begins(name
         tp.launch(plan, DATA, steps=3, out=run, resume=True, checkpoint_every=1, processes=False, progress=False)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_where_a_file_of_the_run_belongs_is_told_and_not_waited_for(name, tmp_path):
+    plan, run = a_run(tmp_path)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(ValueError, match=f"{name} is a pipe: the name of a file would be right"):
+        tp.launch(plan, DATA, steps=3, out=run, resume=True, lr_schedule="constant", processes=False, progress=False)
+
+
+def test_what_has_no_end_or_no_beginning_is_no_plan_nor_costs(tmp_path, monkeypatch):
+    """A pipe that nobody writes to was waited for without end, and /dev/zero filled the memory."""
+    plan = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(_files, "_WRITER_MS", 50)
+    for load in (tp.Plan.load, tp.CostModel.load, lambda path: tp.Dataset(path, 8, 1)):
+        for path, told in ((pipe, "is a pipe that nobody writes to|is not a file"), ("/dev/zero", "is a device|is not a file")):
+            with pytest.raises(ValueError, match=told):
+                load(path)
+    monkeypatch.setattr(_files, "_MOST", 3 << 20)
+    with open(tmp_path / "large", "wb") as large:
+        large.truncate((3 << 20) + 1)
+    endless = subprocess.Popen(["yes"], stdout=subprocess.PIPE)
+    assert endless.stdout is not None
+    for path in (tmp_path / "large", f"/dev/fd/{endless.stdout.fileno()}"):
+        with pytest.raises(ValueError, match="has more than 3.00 MiB: a text of fewer would be right"):
+            tp.Plan.load(path)
+    endless.stdout.close()
+    endless.wait()
+    text = json.dumps(plan.to_dict())
+    for words in (["cat", "-"], ["sh", "-c", "sleep 0.2; cat -"]):      # who writes late is waited for
+        slow = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        slow.stdin.write(text.encode())
+        slow.stdin.close()
+        assert tp.Plan.load(f"/dev/fd/{slow.stdout.fileno()}").digest == plan.digest
+        slow.stdout.close()
+        slow.wait()
+
+
 def test_where_no_run_folder_can_be_made_is_told_before_anything_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tp, "profile", lambda *_, **__: pytest.fail("it was measured"))
     (tmp_path / "text").write_bytes(bytes(range(100)))
