@@ -20,6 +20,7 @@ enum { TRIES = 6,            /* moves to judge, of those that a glance likes bes
 typedef struct {
     uint64_t key;
     double seconds;
+    int longer; /* or longer: it was judged for this goal alone */
 } seen;
 
 typedef struct {
@@ -59,7 +60,7 @@ place_of(seen *table, int64_t room, uint64_t key)
 }
 
 static tp_status
-remember(descent *d, uint64_t key, double seconds)
+remember(descent *d, uint64_t key, double seconds, int longer)
 {
     if (2 * d->seen_count >= d->seen_room) {
         int64_t room = d->seen_room > 0 ? 2 * d->seen_room : 256;
@@ -75,7 +76,7 @@ remember(descent *d, uint64_t key, double seconds)
     }
     seen *place = place_of(d->table, d->seen_room, key);
     d->seen_count += place->key == 0;
-    *place = (seen){key, seconds};
+    *place = (seen){key, seconds, longer};
     return TP_OK;
 }
 
@@ -97,26 +98,39 @@ over_limit(descent *d, const tp_program *program, const tp_candidate *c, int64_t
     return d->q->over(d->q->context, program, c, over);
 }
 
+/* *again: it was judged before, but whether it takes longer than goal_s is not known. 1: that is known. */
+static int
+is_slower(const descent *d, uint64_t key, double goal_s, int *again)
+{
+    const seen *place = d->seen_room > 0 ? place_of(d->table, d->seen_room, key) : NULL;
+    *again = 0;
+    if (place == NULL || place->key != key)
+        return 0;
+    *again = place->longer && place->seconds < goal_s;
+    return place->seconds >= goal_s;
+}
+
 /* Judge the plan that the move makes. *taken: it fits and is faster than goal_s, and is now the plan in hand. */
 static tp_status
 take(descent *d, const tp_move *move, double goal_s, int *taken)
 {
     tp_judge_timed made;
-    int64_t over = 1;
+    int64_t over = 1, before = tp_judge_work(d->judge);
+    int again;
     *taken = 0;
     tp_candidate trial = tp_move_make(&d->room, move);
     uint64_t key = fingerprint(&trial, d->room.stages, d->room.trial_units);
-    if (d->seen_room > 0) {
-        const seen *place = place_of(d->table, d->seen_room, key);
-        if (place->key == key && place->seconds >= goal_s)
-            return TP_OK;
-    }
-    TP_TRY(tp_judge_make(d->judge, &trial, &d->hand, &made));
+    if (is_slower(d, key, goal_s, &again))
+        return TP_OK;
+    TP_TRY(tp_judge_make(d->judge, &trial, &d->hand, goal_s, &made));
+    int longer = made.of.program == NULL;
     tp_status status = TP_OK;
     if (made.seconds < goal_s)
         status = over_limit(d, made.of.program, &trial, &over);
+    else if (again) /* work counts what must be judged, not what was left on the way before */
+        tp_judge_count(d->judge, before - tp_judge_work(d->judge));
     if (status == TP_OK)
-        status = remember(d, key, made.seconds < goal_s && over > 0 ? INFINITY : made.seconds);
+        status = remember(d, key, longer ? goal_s : made.seconds < goal_s && over > 0 ? INFINITY : made.seconds, longer);
     if (status == TP_OK && over == 0) {
         tp_move_accept(&d->room, move);
         hold(d, &made);
@@ -290,7 +304,7 @@ weigh(descent *d, const tp_move *move, weighed *out)
 {
     tp_candidate trial = tp_move_make(&d->room, move);
     *out = (weighed){.move = *move};
-    TP_TRY(tp_judge_make(d->judge, &trial, &d->hand, &out->made));
+    TP_TRY(tp_judge_make(d->judge, &trial, &d->hand, INFINITY, &out->made));
     tp_status status = over_limit(d, out->made.of.program, &trial, &out->over);
     if (status != TP_OK)
         put_down(d, out);

@@ -265,24 +265,36 @@ make_again(tp_judge *judge, const tp_candidate *c, int waits, const tp_program *
     return TP_OK;
 }
 
+/* Ticks of finishing a program of so many instructions, whether or not it was left on the way. */
+static int64_t
+work_of(int64_t length)
+{
+    return 80 * length + 2000;
+}
+
 /* From the schedule alone to what the engine runs. *made: what the caller frees of the schedule. */
 static tp_status
 finish(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program *compute, tp_program **made,
-       const tp_completed *known, tp_judge_timed *out)
+       const tp_completed *known, double goal_s, tp_judge_timed *out)
 {
     const int whole = c->pending <= TP_JUDGE_WITHIN;
     const int pending = places_weights(c->order) || whole ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending;
-    *out = (tp_judge_timed){.seconds = 0.0};
+    const int tied = judge->asked.tied && judge->stages > 1;
+    *out = (tp_judge_timed){.seconds = INFINITY};
     if (tp_judge_again(judge, c) != NULL)
         TP_TRY(make_again(judge, c, pending != 0 && !whole, &compute, made));
     TP_TRY(tp_judge_time_again(judge, c, compute, d));
-    TP_TRY(tp_program_complete(compute, d, pending, judge->asked.tied && judge->stages > 1, known, &out->of));
+    TP_TRY(tp_program_complete(compute, d, pending, tied, known, goal_s, &out->of));
+    if (out->of.program == NULL) {
+        judge->work += work_of(tp_program_complete_length(compute, pending, tied));
+        return TP_OK;
+    }
     tp_sim_run(out->of.sim, d, &out->seconds);
     tp_status status = tp_deadline_check_told();
     if (status != TP_OK)
         tp_completed_close(&out->of, known);
     else
-        judge->work += 80 * out->of.program->begin[out->of.program->ranks] + 2000;
+        judge->work += work_of(out->of.program->begin[out->of.program->ranks]);
     return status;
 }
 
@@ -290,10 +302,10 @@ finish(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program
  * on their way forward. */
 static tp_status
 finish_early(tp_judge *judge, const tp_candidate *c, tp_durations *d, tp_program **early, const tp_completed *known,
-             tp_judge_timed *best)
+             double goal_s, tp_judge_timed *best)
 {
     tp_judge_timed other;
-    TP_TRY(finish(judge, c, d, *early, early, known, &other));
+    TP_TRY(finish(judge, c, d, *early, early, known, goal_s, &other));
     if (other.seconds < best->seconds * SLIGHT) {
         tp_judge_timed swap = *best;
         *best = other;
@@ -304,7 +316,7 @@ finish_early(tp_judge *judge, const tp_candidate *c, tp_durations *d, tp_program
 }
 
 tp_status
-tp_judge_make(tp_judge *judge, const tp_candidate *c, const tp_completed *known, tp_judge_timed *out)
+tp_judge_make(tp_judge *judge, const tp_candidate *c, const tp_completed *known, double goal_s, tp_judge_timed *out)
 {
     tp_durations d;
     const tp_program *compute = NULL;
@@ -321,9 +333,9 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, const tp_completed *known,
         judge->work += 40 * compute->begin[compute->ranks];
     }
     if (status == TP_OK)
-        status = finish(judge, c, &d, compute, &made, known, &best);
+        status = finish(judge, c, &d, compute, &made, known, goal_s, &best);
     if (status == TP_OK && early != NULL)
-        status = finish_early(judge, c, &d, &early, known, &best);
+        status = finish_early(judge, c, &d, &early, known, goal_s, &best);
     tp_program_close(early);
     tp_program_close(made);
     if (status != TP_OK)
@@ -337,7 +349,7 @@ tp_status
 tp_judge_run(tp_judge *judge, const tp_candidate *candidate, tp_program **program, double *makespan_s)
 {
     tp_judge_timed made;
-    TP_TRY(tp_judge_make(judge, candidate, NULL, &made));
+    TP_TRY(tp_judge_make(judge, candidate, NULL, INFINITY, &made));
     *program = made.of.program;
     *makespan_s = made.seconds;
     made.of.program = NULL;

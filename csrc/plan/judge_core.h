@@ -59,9 +59,10 @@ typedef struct {
     tp_completed of;
     double seconds;
 } tp_judge_timed;
-/* tp_judge_run, with what tp_program_complete makes, which the caller closes. known: as there, of this judge. */
+/* tp_judge_run, with what tp_program_complete makes, which the caller closes. known, goal_s: as there, of this judge; of a candidate
+ * that was found to take longer than goal_s out->seconds is infinite. */
 TP_MUST_USE tp_status
-tp_judge_make(tp_judge *judge, const tp_candidate *candidate, const tp_completed *known, tp_judge_timed *out);
+tp_judge_make(tp_judge *judge, const tp_candidate *candidate, const tp_completed *known, double goal_s, tp_judge_timed *out);
 void
 tp_judge_count(tp_judge *judge, int64_t work);
 const tp_judge_request *

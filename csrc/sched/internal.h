@@ -115,9 +115,11 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
 TP_MUST_USE tp_status
 tp_sched_jackson(const tp_program *program, unsigned ops, const tp_durations *durations, double *seconds);
 /* The passes of sched.h without their checks: for programs that are known to pass check (split and lower: compute programs;
- * assign_slots: lowered ones). ops: tp_sched_ops; operations that the pass itself adds may be missing. */
+ * assign_slots: lowered ones). ops: tp_sched_ops; operations that the pass itself adds may be missing. goal_s: as that of
+ * tp_program_complete; *out is NULL then. */
 TP_MUST_USE tp_status
-tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *durations, int pending, tp_program **out);
+tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *durations, int pending, double goal_s,
+               tp_program **out);
 TP_MUST_USE tp_status
 tp_sched_lower(const tp_program *compute, unsigned ops, int tied, tp_program **out);
 TP_MUST_USE tp_status

@@ -42,6 +42,23 @@ tp_program_strip(const tp_program *program, tp_program **out)
     return TP_OK;
 }
 
+int64_t
+tp_program_complete_length(const tp_program *compute, int pending, int tied)
+{
+    const tp_program *p = compute;
+    int64_t length = p->begin[p->ranks] + p->stages;
+    for (int64_t k = 0; k < p->begin[p->ranks]; k++) {
+        const tp_instr *i = &p->code[k];
+        int forward = i->op == TP_OP_F, backward = tp_sched_is_backward(i->op);
+        length += pending >= 0 && i->op == TP_OP_B;
+        if ((forward && tp_program_remote(p, i->stage + 1) && tp_sched_leaving(p, i)) || (backward && tp_program_remote(p, i->stage)))
+            length += 2; /* both ends of its message */
+    }
+    for (int v = 0; v < p->stages && tied; v++)
+        length += tp_program_is_first(p, v) || tp_program_is_last(p, v);
+    return length;
+}
+
 /* ---- lower --------------------------------------------------------------------------------------------------------------- */
 
 /* Of a guest: announced at its host, sent there, announced at home, its first reader waits for it, sent home. */

@@ -487,10 +487,14 @@ typedef struct {
 /* tp_program_split (pending < 0: not split), tp_program_lower and tp_sim_open in one, for searches that make thousands of programs.
  * known: of the same `tied`, or NULL; where the order is the known one's, *out is *known, whose program the caller has then twice.
  * Unchecked, so the caller answers for it: `compute` was made by the builders and passes here and, if it is split, has no I or W
- * yet; durations have I and W. EVALUE: bad durations. EMEMORY. */
+ * yet; durations have I and W. goal_s: where it is found on the way that the makespan is more, *out is left empty; INFINITY: it never
+ * is. EVALUE: bad durations. EMEMORY. */
 TP_MUST_USE tp_status
 tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, const tp_completed *known,
-                    tp_completed *out);
+                    double goal_s, tp_completed *out);
+/* Instructions of the program that it makes. */
+int64_t
+tp_program_complete_length(const tp_program *compute, int pending, int tied);
 /* Closes what is not `kept`'s too (NULL: all), and empties *completed. */
 void
 tp_completed_close(tp_completed *completed, const tp_completed *kept);

@@ -3,8 +3,8 @@
  * Nine fractions are tried, of a large program three, and W right behind I; the best by simulation stays. A rank decides when it is
  * known how long it waits: what its input is made of waits for none of its W. Most fractions are spared without another answer:
  * those by which every rank would decide as by the one before, and those whose clocks say that they are slower. */
+#include "csrc/sched/filled.h"
 #include "csrc/sched/internal.h"
-#include "csrc/sched/links.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 #include "csrc/base/deadline.h"
 
-#define NOT_YET (-1.0)
+#define NOT_YET TP_FILLED_NOT_YET
 #define EIGHTHS 8                     /* of a W: the largest threshold */
 #define AT_ONCE_EIGHTHS (EIGHTHS + 1) /* what stands for AT_ONCE among them */
 #define LARGE 50000                   /* instructions, from which on not every eighth is tried, but every STEP-th */
@@ -20,7 +20,7 @@
 #define AT_ONCE (-1.0)                /* threshold: W right behind its I */
 #define TABLES 7                      /* operations whose ticks are in tables */
 #define TICKS 0x1p40                  /* of all work */
-#define SLIGHT (1.0 - 1e-9)           /* less than this much better is rounding */
+#define APART (1.0 + 1e-6)            /* so many times slower is slower, whichever of equal ones were kept */
 #define LEAST_S 1e-290                /* of all work: what is divided by it stays a number */
 #define LONGEST 0x1p50                /* ticks of one duration: longer ones are cut */
 #define ROUNDS 0x1p52                 /* added to a double from 0 on and taken away again: to the nearest whole number */
@@ -39,11 +39,15 @@ typedef struct {
     int pending;
     double threshold;
     int alike;                      /* eighths up to which everybody would have decided the same */
-    int exact;                      /* the clocks are the simulator's, but for rounding */
     double *work, *left;            /* [ranks] ticks of all that the rank works but for copies of messages; of what is to come */
     double most;                    /* ticks: a program that takes longer is no better than what is known */
+    double goal;                    /* ticks, with what comes behind: of one that takes longer nobody wants to know more */
+    double *update, *limit;         /* [ranks] ticks of OPT, which comes behind; the lesser of both, for this rank */
     double *ready_f, *ready_b;      /* [stages * units] when it comes to its reader */
     double *ready_half;             /* the same of the first half of a forward */
+    tp_filled_given given;
+    int32_t *orders, *order, *spare; /* tp_filled's: room for both; of what is filled; of the best, or nobody's */
+    int64_t filled;                 /* instructions */
     uint8_t *halves;                /* tp_sched_halves */
     tp_sched_links links;
     double *clock;                  /* [ranks] */
@@ -125,11 +129,15 @@ count_ticks(filler *f)
     return TP_OK;
 }
 
-/* Of each rank, with the W that it is to have. */
+/* Of each rank, with the W that it is to have, and what comes behind. */
 static void
-count_work(filler *f)
+count_work(filler *f, double goal_s)
 {
     const tp_program *p = f->from;
+    f->goal = f->given.exact ? goal_s * APART * f->per_s + 4.0 * tp_filled_slack(p) : INFINITY;
+    memset(f->update, 0, (size_t)p->ranks * sizeof *f->update);
+    for (int v = 0; v < p->stages; v++)
+        f->update[p->rank_of[v]] += in_ticks(f, tp_durations_s(f->d, TP_OP_OPT, 0, v, 0));
     for (int r = 0; r < p->ranks; r++) {
         f->work[r] = 0.0;
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++) {
@@ -161,6 +169,7 @@ open_micros(const filler *f, int stage)
 static void
 emit(filler *f, int rank, int op, int stage, int micro, int slice, unsigned flags)
 {
+    f->order[f->filled++] = (int32_t)f->write[rank];
     f->to->code[f->write[rank]++] = (tp_instr){.op = (uint16_t)op,
                                                .stage = (uint16_t)stage,
                                                .micro = (uint16_t)micro,
@@ -335,8 +344,8 @@ fill(filler *f, int *slower)
     const tp_program *p = f->from;
     *slower = 0;
     f->alike = f->threshold == AT_ONCE ? AT_ONCE_EIGHTHS : EIGHTHS;
-    for (int64_t c = 0; c < p->stages * f->units; c++)
-        f->ready_f[c] = f->ready_b[c] = f->ready_half[c] = NOT_YET;
+    for (int64_t c = 0; c < (f->halves == NULL ? 2 : 3) * p->stages * f->units; c++)
+        f->ready_f[c] = NOT_YET; /* and of ready_b and ready_half, behind it */
     for (int v = 0; v < p->stages; v++) {
         int first = tp_program_micro_begin(p, v);
         f->input[v] = f->weight[v] = (cursor){first, p->slices[first] - 1, 0};
@@ -344,7 +353,9 @@ fill(filler *f, int *slower)
     tp_sched_links_reset(&f->links, f->d);
     f->links.latency_s = f->latency;
     f->stacked = 0;
+    f->filled = 0;
     for (int r = 0; r < p->ranks; r++) {
+        f->limit[r] = fmin(f->most, f->goal - f->update[r]);
         f->next[r] = p->begin[r];
         f->write[r] = f->to->begin[r];
         f->clock[r] = 0.0;
@@ -356,7 +367,7 @@ fill(filler *f, int *slower)
         int rank = f->stack[--f->stacked];
         do {
             TP_TRY(tp_deadline_check_after(&f->asked, 16));
-            *slower = f->clock[rank] + f->left[rank] > f->most;
+            *slower = f->clock[rank] + f->left[rank] > f->limit[rank];
         } while (!*slower && decide(f, rank));
         if (*slower)
             return TP_OK;
@@ -383,53 +394,6 @@ target_open(const tp_program *p, tp_program **out)
     return status;
 }
 
-static tp_status
-measure(const tp_program *p, unsigned ops, const tp_durations *d, double *makespan_s)
-{
-    tp_sim *sim = NULL;
-    TP_TRY(tp_sched_sim_open(p, ops, &sim));
-    tp_sim_run(sim, d, makespan_s);
-    tp_sim_close(sim);
-    return tp_deadline_check_told();
-}
-
-/* A filled program, the latest of its clocks, and its seconds by simulation; NOT_YET: nobody had to know. */
-typedef struct {
-    tp_program *program;
-    double ticks, seconds;
-} filled;
-
-/* By how much clocks may be off: every instruction rounds what it takes, its copies and its link to whole ticks. */
-static double
-slack_of(const filler *f)
-{
-    return 4.0 * (double)f->to->begin[f->to->ranks];
-}
-
-/* Do the clocks say what the simulator would? Not where a duration had to be cut. */
-static int
-is_known(const filler *f, const filled *x)
-{
-    return f->exact && x->ticks < LONGEST;
-}
-
-static tp_status
-is_better(const filler *f, filled *x, filled *best, int *better)
-{
-    double slack = slack_of(f);
-    *better = best->program == NULL;
-    if (*better || tp_program_equal(x->program, best->program)) /* fractions often agree */
-        return TP_OK;
-    *better = is_known(f, x) && is_known(f, best) && x->ticks + slack < (best->ticks - slack) * SLIGHT;
-    if (*better)
-        return TP_OK;
-    if (best->seconds == NOT_YET)
-        TP_TRY(measure(best->program, f->ops, f->d, &best->seconds));
-    TP_TRY(measure(x->program, f->ops, f->d, &x->seconds));
-    *better = x->seconds < best->seconds * SLIGHT;
-    return TP_OK;
-}
-
 /* The threshold behind those by which all would decide as by the one before. */
 static int
 next_eighths(const filler *f)
@@ -439,23 +403,27 @@ next_eighths(const filler *f)
 }
 
 static tp_status
-best_of(filler *f, filled *best)
+best_of(filler *f, tp_filled *best)
 {
     for (int eighths = f->pending == 0 ? AT_ONCE_EIGHTHS : 0; eighths <= AT_ONCE_EIGHTHS; eighths = next_eighths(f)) {
         int slower, better = 0;
-        TP_TRY(target_open(f->from, &f->to));
+        if (f->to == NULL)
+            TP_TRY(target_open(f->from, &f->to));
         f->threshold = eighths <= EIGHTHS ? eighths / 8.0 : AT_ONCE;
-        f->most = best->program != NULL && is_known(f, best) ? best->ticks + 2.0 * slack_of(f) : INFINITY;
+        f->most = best->program != NULL && tp_filled_is_known(&f->given, best) ? best->ticks + 2.0 * tp_filled_slack(f->to)
+                                                                               : INFINITY;
         TP_TRY(fill(f, &slower));
-        filled x = {f->to, 0.0, NOT_YET};
+        tp_filled x = {f->to, f->order, 0.0, NOT_YET};
         for (int r = 0; r < f->from->ranks; r++)
             x.ticks = fmax(x.ticks, f->clock[r]);
         if (!slower)
-            TP_TRY(is_better(f, &x, best, &better));
-        tp_program_close(better ? best->program : f->to);
-        f->to = NULL;
-        if (better)
+            TP_TRY(tp_filled_is_better(&f->given, &x, best, &better));
+        if (better) {
+            f->to = best->program;
             *best = x;
+            f->order = f->spare;
+            f->spare = x.order;
+        }
     }
     return TP_OK;
 }
@@ -476,60 +444,84 @@ request_ok(const tp_program *p, const tp_durations *d, int pending)
     return tp_durations_check(p, d);
 }
 
-tp_status
-tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *durations, int pending, tp_program **out)
+/* Room for all of f's tables. After check: cells are in proportion to the code. */
+static tp_status
+room_open(filler *f)
 {
-    filled best = {NULL, 0.0, NOT_YET};
-    filler f = {.from = compute, .ops = ops, .d = durations, .units = tp_program_units(compute), .pending = pending};
-    f.exact = !(ops & (TP_SCHED_GUESTS | TP_SCHED_HAS_BESIDE)); /* of those the clocks here are not the simulator's */
-    tp_status status = tp_sched_halves(compute, ops, &f.halves);
-    if (status == TP_OK && durations->latency_s != NULL)
-        status = tp_sched_links_open(compute, &f.links);
-    if (status == TP_OK) { /* after check: cells are in proportion to the code */
-        size_t cells = (size_t)compute->stages * (size_t)f.units, ranks = (size_t)compute->ranks;
-        f.ready_f = malloc((3 + TABLES + 2) * cells * sizeof *f.ready_f);
-        f.clock = malloc(3 * ranks * sizeof *f.clock);
-        f.waiting = malloc(ranks * sizeof *f.waiting);
-        f.next = malloc(2 * ranks * sizeof *f.next);
-        f.input = malloc(2 * (size_t)compute->stages * sizeof *f.input);
-        f.stack = malloc(ranks * sizeof *f.stack);
-        f.stage_of = malloc((ranks + (size_t)compute->stages) * sizeof *f.stage_of);
-        if (f.ready_f == NULL || f.clock == NULL || f.waiting == NULL || f.next == NULL || f.input == NULL ||
-            f.stack == NULL || f.stage_of == NULL) {
-            status =
-                tp_fail(TP_EMEMORY, "no memory to split %lld instructions", (long long)compute->begin[compute->ranks]);
-        } else {
-            f.ready_b = f.ready_f + cells;
-            f.ready_half = f.ready_b + cells;
-            f.work = f.clock + ranks;
-            f.left = f.work + ranks;
-            f.write = f.next + ranks;
-            f.weight = f.input + compute->stages;
-            f.next_stage = f.stage_of + ranks;
-            memset(f.stage_of, -1, ranks * sizeof *f.stage_of);
-            for (int v = compute->stages - 1; v >= 0; v--) {
-                f.next_stage[v] = f.stage_of[compute->rank_of[v]];
-                f.stage_of[compute->rank_of[v]] = v;
-            }
-            status = count_ticks(&f);
-            if (status == TP_OK) {
-                fill_tables(&f, f.ready_half + cells);
-                count_work(&f);
-                status = best_of(&f, &best);
-            }
-        }
+    const tp_program *p = f->from;
+    size_t cells = (size_t)p->stages * (size_t)f->units, ranks = (size_t)p->ranks, stages = (size_t)p->stages;
+    size_t length = 2 * (size_t)p->begin[p->ranks]; /* I and W of every B at most */
+    f->ready_f = malloc((3 + TABLES + 2 + 2) * cells * sizeof *f->ready_f);
+    f->clock = malloc(5 * ranks * sizeof *f->clock);
+    f->waiting = malloc(ranks * sizeof *f->waiting);
+    f->next = malloc(2 * ranks * sizeof *f->next);
+    f->input = malloc(2 * stages * sizeof *f->input);
+    f->stack = malloc(ranks * sizeof *f->stack);
+    f->stage_of = malloc((ranks + stages) * sizeof *f->stage_of);
+    f->orders = malloc(2 * length * sizeof *f->orders);
+    if (f->ready_f == NULL || f->clock == NULL || f->waiting == NULL || f->next == NULL || f->input == NULL || f->stack == NULL ||
+        f->stage_of == NULL || f->orders == NULL)
+        return tp_fail(TP_EMEMORY, "no memory to split %lld instructions", (long long)p->begin[p->ranks]);
+    f->ready_b = f->ready_f + cells;
+    f->ready_half = f->ready_b + cells;
+    f->given.ready_s = f->ready_half + cells;
+    f->work = f->clock + ranks;
+    f->left = f->work + ranks;
+    f->update = f->left + ranks;
+    f->limit = f->update + ranks;
+    f->write = f->next + ranks;
+    f->weight = f->input + stages;
+    f->next_stage = f->stage_of + ranks;
+    f->order = f->orders;
+    f->spare = f->orders + length;
+    memset(f->stage_of, -1, ranks * sizeof *f->stage_of);
+    for (int v = p->stages - 1; v >= 0; v--) {
+        f->next_stage[v] = f->stage_of[p->rank_of[v]];
+        f->stage_of[p->rank_of[v]] = v;
     }
-    tp_sched_links_close(&f.links);
-    free(f.latency);
-    free(f.ready_f);
-    free(f.halves);
-    free(f.clock);
-    free(f.waiting);
-    free(f.next);
-    free(f.input);
-    free(f.stack);
-    free(f.stage_of);
-    tp_program_close(f.to);
+    return TP_OK;
+}
+
+static void
+room_close(filler *f)
+{
+    tp_sched_links_close(&f->links);
+    free(f->latency);
+    free(f->ready_f);
+    free(f->halves);
+    free(f->clock);
+    free(f->waiting);
+    free(f->next);
+    free(f->input);
+    free(f->stack);
+    free(f->stage_of);
+    free(f->orders);
+    tp_program_close(f->to);
+}
+
+static tp_status
+split(filler *f, double goal_s, tp_filled *best)
+{
+    TP_TRY(tp_sched_halves(f->from, f->ops, &f->halves));
+    if (f->d->latency_s != NULL)
+        TP_TRY(tp_sched_links_open(f->from, &f->links));
+    TP_TRY(room_open(f));
+    f->given.replays = f->given.exact && f->halves == NULL;
+    TP_TRY(count_ticks(f));
+    fill_tables(f, f->given.ready_s + 2 * f->from->stages * f->units);
+    count_work(f, goal_s);
+    return best_of(f, best);
+}
+
+tp_status
+tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *durations, int pending, double goal_s, tp_program **out)
+{
+    tp_filled best = {NULL, NULL, 0.0, NOT_YET};
+    filler f = {.from = compute, .ops = ops, .d = durations, .units = tp_program_units(compute), .pending = pending};
+    f.given = (tp_filled_given){.ops = ops, .d = durations, .units = f.units, .longest = LONGEST, .links = &f.links};
+    f.given.exact = !(ops & (TP_SCHED_GUESTS | TP_SCHED_HAS_BESIDE)); /* of those the clocks here are not the simulator's */
+    tp_status status = split(&f, goal_s, &best);
+    room_close(&f);
     if (status != TP_OK) {
         tp_program_close(best.program);
         return status;
@@ -545,7 +537,7 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
     TP_TRY(tp_program_strip(program, &compute));
     tp_status status = request_ok(compute, durations, pending);
     if (status == TP_OK)
-        status = tp_sched_split(compute, tp_sched_ops(compute), durations, pending, out);
+        status = tp_sched_split(compute, tp_sched_ops(compute), durations, pending, INFINITY, out);
     tp_program_close(compute);
     return status;
 }
@@ -576,15 +568,17 @@ lower_order(unsigned ops, int tied, const tp_completed *known, tp_completed *out
 
 tp_status
 tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, const tp_completed *known,
-                    tp_completed *out)
+                    double goal_s, tp_completed *out)
 {
     unsigned ops = tp_sched_ops(compute);
     *out = (tp_completed){NULL, NULL, NULL};
     TP_TRY(tp_durations_check(compute, durations));
     if (pending >= 0)
-        TP_TRY(tp_sched_split(compute, ops, durations, pending, &out->order));
+        TP_TRY(tp_sched_split(compute, ops, durations, pending, goal_s, &out->order));
     else
         TP_TRY(tp_program_strip(compute, &out->order));
+    if (out->order == NULL)
+        return TP_OK;
     tp_status status = lower_order(ops, tied, known, out);
     if (status != TP_OK)
         tp_completed_close(out, NULL);
