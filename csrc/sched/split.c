@@ -42,7 +42,8 @@ typedef struct {
     double *work, *left;            /* [ranks] ticks of all that the rank works but for copies of messages; of what is to come */
     double most;                    /* ticks: a program that takes longer is no better than what is known */
     double goal;                    /* ticks, with what comes behind: of one that takes longer nobody wants to know more */
-    double *update, *limit;         /* [ranks] ticks of OPT, which comes behind; the lesser of both, for this rank */
+    double *update, *limit;         /* [ranks] ticks of OPT, which comes behind; within both, what its clock and `left` may be */
+    double *tail, *ended;           /* [ranks] ticks from its last I, less the W that may come later, to the end; and to that of OPT */
     double *ready_f, *ready_b;      /* [stages * units] when it comes to its reader */
     double *ready_half;             /* the same of the first half of a forward */
     tp_filled_given given;
@@ -129,6 +130,36 @@ count_ticks(filler *f)
     return TP_OK;
 }
 
+/* What comes behind a rank's last I: those of the same slice down to the first stage, and a W there. Of its own W those of the latest
+ * `pending` micro-batches may come behind it, too; where each is at once, only that of this I. */
+static void
+count_tail(filler *f, int rank)
+{
+    const tp_program *p = f->from;
+    int64_t k = p->begin[rank + 1] - 1;
+    f->tail[rank] = f->ended[rank] = 0.0;
+    while (k >= p->begin[rank] && p->code[k].op != TP_OP_B)
+        k--;
+    if (!f->given.exact || p->copies > 1 || k < p->begin[rank])
+        return;
+    int stage = p->code[k].stage;
+    int64_t unit = tp_program_unit(p, &p->code[k]);
+    double ticks = 0.0;
+    for (; !tp_program_is_first(p, stage); stage--)
+        ticks += (p->rank_of[stage] != p->rank_of[stage - 1] ? lag_of(f, 1, 0, stage, unit) : 0.0) +
+                 ticks_of(f, TP_OP_I, 0, stage - 1, unit);
+    if (stage < p->code[k].stage)
+        ticks += ticks_of(f, TP_OP_W, 0, stage, unit);
+    if (f->pending == 0)
+        ticks -= ticks_of(f, TP_OP_W, 0, p->code[k].stage, unit);
+    for (int v = f->pending == 0 ? -1 : f->stage_of[rank]; v >= 0; v = f->next_stage[v])
+        for (int q = p->micros > f->pending ? p->micros - f->pending : 0; q < p->micros; q++)
+            for (int slice = 0; slice < p->slices[q]; slice++)
+                ticks -= ticks_of(f, TP_OP_W, 0, v, p->offset[q] + slice);
+    f->tail[rank] = ticks;
+    f->ended[rank] = ticks + f->update[p->rank_of[stage]];
+}
+
 /* Of each rank, with the W that it is to have, and what comes behind. */
 static void
 count_work(filler *f, double goal_s)
@@ -146,6 +177,7 @@ count_work(filler *f, double goal_s)
             f->work[r] += ticks_of(f, i->op == TP_OP_B ? TP_OP_I : i->op, i->flags, i->stage, unit);
             f->work[r] += i->op == TP_OP_B ? ticks_of(f, TP_OP_W, 0, i->stage, unit) : 0.0;
         }
+        count_tail(f, r);
     }
 }
 
@@ -355,7 +387,7 @@ fill(filler *f, int *slower)
     f->stacked = 0;
     f->filled = 0;
     for (int r = 0; r < p->ranks; r++) {
-        f->limit[r] = fmin(f->most, f->goal - f->update[r]);
+        f->limit[r] = fmin(f->most - fmax(0.0, f->tail[r]), f->goal - fmax(f->update[r], f->ended[r]));
         f->next[r] = p->begin[r];
         f->write[r] = f->to->begin[r];
         f->clock[r] = 0.0;
@@ -452,7 +484,7 @@ room_open(filler *f)
     size_t cells = (size_t)p->stages * (size_t)f->units, ranks = (size_t)p->ranks, stages = (size_t)p->stages;
     size_t length = 2 * (size_t)p->begin[p->ranks]; /* I and W of every B at most */
     f->ready_f = malloc((3 + TABLES + 2 + 2) * cells * sizeof *f->ready_f);
-    f->clock = malloc(5 * ranks * sizeof *f->clock);
+    f->clock = malloc(7 * ranks * sizeof *f->clock);
     f->waiting = malloc(ranks * sizeof *f->waiting);
     f->next = malloc(2 * ranks * sizeof *f->next);
     f->input = malloc(2 * stages * sizeof *f->input);
@@ -469,6 +501,8 @@ room_open(filler *f)
     f->left = f->work + ranks;
     f->update = f->left + ranks;
     f->limit = f->update + ranks;
+    f->tail = f->limit + ranks;
+    f->ended = f->tail + ranks;
     f->write = f->next + ranks;
     f->weight = f->input + stages;
     f->next_stage = f->stage_of + ranks;
@@ -539,48 +573,5 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
     if (status == TP_OK)
         status = tp_sched_split(compute, tp_sched_ops(compute), durations, pending, INFINITY, out);
     tp_program_close(compute);
-    return status;
-}
-
-void
-tp_completed_close(tp_completed *completed, const tp_completed *kept)
-{
-    if (kept == NULL || completed->program != kept->program) {
-        tp_program_close(completed->order);
-        tp_program_close(completed->program);
-        tp_sim_close(completed->sim);
-    }
-    *completed = (tp_completed){NULL, NULL, NULL};
-}
-
-/* Most plans that a search compares differ in how long operations take, not in their order: what follows from that is found once. */
-static tp_status
-lower_order(unsigned ops, int tied, const tp_completed *known, tp_completed *out)
-{
-    if (known != NULL && known->program != NULL && tp_program_equal(out->order, known->order)) {
-        tp_program_close(out->order);
-        *out = *known;
-        return TP_OK;
-    }
-    TP_TRY(tp_sched_lower(out->order, ops, tied, &out->program));
-    return tp_sched_sim_open(out->program, ops | TP_SCHED_MESSAGES, &out->sim); /* it is lowered */
-}
-
-tp_status
-tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, const tp_completed *known,
-                    double goal_s, tp_completed *out)
-{
-    unsigned ops = tp_sched_ops(compute);
-    *out = (tp_completed){NULL, NULL, NULL};
-    TP_TRY(tp_durations_check(compute, durations));
-    if (pending >= 0)
-        TP_TRY(tp_sched_split(compute, ops, durations, pending, goal_s, &out->order));
-    else
-        TP_TRY(tp_program_strip(compute, &out->order));
-    if (out->order == NULL)
-        return TP_OK;
-    tp_status status = lower_order(ops, tied, known, out);
-    if (status != TP_OK)
-        tp_completed_close(out, NULL);
     return status;
 }
