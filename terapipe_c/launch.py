@@ -93,7 +93,7 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
 
     Raises before any rank is started: FileExistsError, OSError (the run folder), FileNotFoundError, ValueError (also for a plan
     that is not ``plan.executable``, and for fewer or different GPUs), ExecutionError (no driver), OutOfMemoryError (of a GPU, or
-    of this machine, where its ranks together need more than it has), StorageError (a disk with no room for a checkpoint).
+    of this machine, where its ranks together need more than it has), StorageError (a disk with no room for its checkpoints).
     """
     arguments = {name: value for name, value in locals().items() if name not in ("processes", "progress")}
     processes, progress = flag("processes", processes), None if progress is None else flag("progress", progress)
