@@ -153,6 +153,19 @@ spent(const descent *d)
     return tp_judge_work(d->judge) >= d->stop || tp_deadline_late();
 }
 
+static tp_status
+glance_each(descent *d, const tp_move *move, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        tp_durations durations;
+        tp_candidate trial = tp_move_make(&d->room, &move[i]);
+        TP_TRY(tp_judge_time(d->judge, &trial, d->hand.program, &durations));
+        tp_sim_run(d->hand.sim, &durations, &d->glance_s[i]);
+        TP_TRY(tp_deadline_check_told());
+    }
+    return TP_OK;
+}
+
 /* Estimate these moves into glance_s[0 .. count): their seconds if the order stays that of the plan in hand. */
 static tp_status
 glance(descent *d, const tp_move *move, int64_t count)
@@ -165,13 +178,10 @@ glance(descent *d, const tp_move *move, int64_t count)
             return tp_fail(TP_EMEMORY, "no memory for %lld moves", (long long)count);
         d->glances = count;
     }
-    for (int64_t i = 0; i < count; i++) {
-        tp_durations durations;
-        tp_candidate trial = tp_move_make(&d->room, &move[i]);
-        TP_TRY(tp_judge_time(d->judge, &trial, d->hand.program, &durations));
-        tp_sim_run(d->hand.sim, &durations, &d->glance_s[i]);
-        TP_TRY(tp_deadline_check_told());
-    }
+    tp_judge_look(d->judge, d->hand.program);
+    tp_status status = glance_each(d, move, count);
+    tp_judge_look(d->judge, NULL);
+    TP_TRY(status);
     tp_judge_count(d->judge, (10 + count) * instructions(d) + 100 * count);
     return TP_OK;
 }

@@ -44,7 +44,7 @@ tp_judge_open(const tp_judge_request *request, tp_judge **out)
     if (judge != NULL)
         judge->latency_s = calloc(2 * 2 * stages, sizeof *judge->latency_s); /* both ways, of two copies of the model */
     if (judge != NULL)
-        judge->keys = calloc(2 * stages, sizeof *judge->keys);
+        judge->keys = calloc(2 * 2 * stages, sizeof *judge->keys);
     if (judge != NULL) {
         judge->cost = *request->costs.cost;
         judge->cost.known = calloc(TP_COST_KNOWN, sizeof *judge->cost.known);
@@ -56,6 +56,7 @@ tp_judge_open(const tp_judge_request *request, tp_judge **out)
     judge->asked = *request;
     judge->asked.costs.cost = &judge->cost;
     judge->stages = request->ranks * request->chunks;
+    judge->apart = judge->keys + 2 * (ptrdiff_t)judge->stages;
     judge->remade = judge->blocks + (ptrdiff_t)judge->stages * TP_BLOCK_KINDS;
     *out = judge;
     return TP_OK;

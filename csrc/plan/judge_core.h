@@ -29,6 +29,8 @@ struct tp_judge {
     int tables;
     double *latency_s;         /* [2][rows] */
     int32_t *blocks, *remade;  /* [stages][TP_BLOCK_KINDS] all of a stage, and those that are made again */
+    const tp_program *looked;  /* at which tp_judge_look has looked: apart says tp_program_remakes_apart of its stages */
+    uint8_t *apart;            /* [rows of two copies] */
     uint8_t *keys;             /* [rows of two copies] what the stages' attentions keep of what R would make (tp_cost_recompute) */
     int32_t *halved, micros;   /* [micros] */
     double *left_s;            /* [micros] */
@@ -48,6 +50,9 @@ tp_judge_copies(int order)
  * attentions keep; NULL: without those of R. */
 TP_MUST_USE tp_status
 tp_judge_time(tp_judge *judge, const tp_candidate *candidate, const tp_program *program, tp_durations *durations);
+/* Until it is told another, or NULL, many candidates are timed for this one program. */
+void
+tp_judge_look(tp_judge *judge, const tp_program *program);
 /* Those of R, beside those of the candidate, which was timed last. */
 TP_MUST_USE tp_status
 tp_judge_time_again(tp_judge *judge, const tp_candidate *candidate, const tp_program *program, tp_durations *durations);

@@ -203,6 +203,17 @@ count_remade(tp_judge *judge, const tp_candidate *c)
     return judge->remade;
 }
 
+void
+tp_judge_look(tp_judge *judge, const tp_program *program)
+{
+    judge->looked = NULL;
+    if (program == NULL || judge->asked.recompute == NULL || !judge->asked.keeps_keys)
+        return;
+    for (int v = 0; v < program->stages; v++)
+        judge->apart[v] = (uint8_t)tp_program_remakes_apart(program, v);
+    judge->looked = program;
+}
+
 /* NULL: nothing is kept. */
 static const uint8_t *
 find_keys(tp_judge *judge, const tp_candidate *c, const tp_program *program)
@@ -213,7 +224,9 @@ find_keys(tp_judge *judge, const tp_candidate *c, const tp_program *program)
     if (attentions == 0 || !judge->asked.keeps_keys)
         return NULL;
     for (int v = 0; v < stages; v++)
-        judge->keys[v] = (uint8_t)(tp_program_remakes_apart(program, v) ? judge->asked.keeps_keys : 0);
+        judge->keys[v] = (uint8_t)((program == judge->looked ? judge->apart[v] : tp_program_remakes_apart(program, v))
+                                       ? judge->asked.keeps_keys
+                                       : 0);
     return judge->keys;
 }
 

@@ -238,6 +238,8 @@ tp_program_remakes_apart(const tp_program *program, int stage)
 {
     const tp_instr *last = NULL;
     int rank = program->rank_of[stage];
+    if (program->max_slices == 1)
+        return 0;
     for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
         const tp_instr *instr = &program->code[i];
         if (instr->stage != stage || (instr->op != TP_OP_R && instr->op != TP_OP_B && instr->op != TP_OP_I))
