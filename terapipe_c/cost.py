@@ -30,14 +30,13 @@ from .config import KINDS, Cluster, GPTConfig, brief, flag, html_table, human_ga
 from .fit import Curve, at_least, check_rates, fit_and_judge, given_line, is_a, layer_table, merged, numbers, read_curve
 from .links import Links, of_copies, timed_apart
 from .partition import block_counts, block_params, check_partition, equal_lengths, even_partition, updated_params
+from .roofline import bandwidth_of, curves_of
 
 __all__ = ["CostModel", "Curve"]
 
 PHASES = ("F", "I", "W")
 _PHASES_OF = {"fwd": ("F",), "bwd": ("I", "W"), "both": PHASES, "F": ("F",), "I": ("I",), "W": ("W",)}
 _FORMAT, _VERSION = "terapipe_c.costs", 1
-CORE_FLOPS, _DEFAULT_BYTES = 60e9, 10e9   # one core: fp32 GEMM with AVX2 or AVX-512, and its share of the memory
-_FLOPS_PER_BYTE = 150.0   # of accelerators that name no bandwidth: 139 (V100, fp16) to 156 (A100, bf16) by terapipe_c/devices.py
 Slicing = Sequence[tuple[int, Sequence[int]]]
 Float = NDArray[np.float64]
 
@@ -139,33 +138,10 @@ class CostModel:
         """
         is_a("model", model, GPTConfig)
         check_rates(cluster)
-        E, V = float(model.n_embd), float(model.vocab_size)
-        peak = cluster.peak_flops or CORE_FLOPS
-        bandwidth = cluster.memory_bandwidth_Bps or max(_DEFAULT_BYTES, peak / _FLOPS_PER_BYTE)
-
-        def roof(flops_row: float, weight_bytes: float, row_bytes: float, pair_flops: float = 0.0) -> Curve:
-            compute, move, fixed = flops_row / peak, row_bytes / bandwidth, weight_bytes / bandwidth
-            turn = fixed / (compute - move) if compute > move and fixed > 0 else 1.0
-            points = (0.0, turn, 2 * turn)
-            pair = pair_flops / peak
-            # A query's pair with itself: of S tokens S (S + 1) / 2 pairs are counted, and a Curve has S^2 / 2.
-            seconds = tuple(max(compute * r, fixed + move * r) + pair * r / 2 for r in points)
-            return Curve(points, seconds, pair, 0.0, 0.0, 2 * E * 4 / bandwidth if pair_flops else 0.0, pair)
-
-        square = 4 * E * E                                     # bytes of an [E, E] matrix
-        curves = {
-            ("embedding", "F"): roof(0, 0, 12 * E), ("embedding", "W"): roof(0, 0, 16 * E),
-            ("attention", "F"): roof(8 * E * E, 4 * square, 48 * E, 4 * E),
-            ("attention", "I"): roof(8 * E * E, 4 * square, 64 * E, 10 * E),
-            ("attention", "W"): roof(8 * E * E, 8 * square, 24 * E),
-            ("ffn", "F"): roof(16 * E * E, 8 * square, 64 * E), ("ffn", "I"): roof(16 * E * E, 8 * square, 64 * E),
-            ("ffn", "W"): roof(16 * E * E, 16 * square, 48 * E),
-            ("head", "F"): roof(2 * V * E, 4 * V * E, 12 * E), ("head", "I"): roof(4 * V * E, 12 * V * E, 12 * E),
-            ("head", "W"): roof(0, 0, 8 * E),
-        }
-        return cls(curves, source="analytic", overhead_s=5e-6, optimizer_param_s=28 / bandwidth, optimizer_stage_s=20e-6,
-                   latency_s=cluster.near_link[0], byte_s=1 / cluster.near_link[1], model=model,
-                   seq_len=model.block_size)
+        bandwidth = bandwidth_of(cluster)
+        return cls(curves_of(model, cluster), source="analytic", overhead_s=5e-6, optimizer_param_s=28 / bandwidth,
+                   optimizer_stage_s=20e-6, latency_s=cluster.near_link[0], byte_s=1 / cluster.near_link[1],
+                   model=model, seq_len=model.block_size)
 
     @classmethod
     def from_table(cls, fwd: ArrayLike, bwd: ArrayLike, granularity: int = 8, *, model: GPTConfig | None = None,

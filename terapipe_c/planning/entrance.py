@@ -15,10 +15,11 @@ from typing import Any
 from .. import _core, cuda
 from .._core import DeadlineError, InvalidValueError
 from ..config import Cluster, GPTConfig, brief, flag, human_rate, human_seconds
-from ..cost import CORE_FLOPS, CostModel
+from ..cost import CostModel
 from ..plan import Plan
 from ..planners.slicing_bound import plan_slicing_bound
 from ..progress import planning
+from ..roofline import CORE_FLOPS
 from ..schedules import CHIMERA
 from .deadline import late, limited, within, without
 from .joint import plan_jointly
