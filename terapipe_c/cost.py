@@ -35,6 +35,7 @@ from .roofline import bandwidth_of, curves_of
 __all__ = ["CostModel", "Curve"]
 
 PHASES = ("F", "I", "W")
+REMADE = ("attention.R", "attention.R.apart", "ffn.R", "ffn.R.apart")     # tp_cost_remade of csrc/cost/cost.h
 _PHASES_OF = {"fwd": ("F",), "bwd": ("I", "W"), "both": PHASES, "F": ("F",), "I": ("I",), "W": ("W",)}
 _FORMAT, _VERSION = "terapipe_c.costs", 1
 Slicing = Sequence[tuple[int, Sequence[int]]]
@@ -71,6 +72,8 @@ class CostModel:
         head_pass: where rows wait for others, as on the CPU (csrc/stage/stage.h), what the head does then: seconds of a row's pass
             over its weights, rows that a pass costs at least, seconds of a row's weight gradient; None: none waits. The
             curves have a slice's own rows, ``durations`` what each instruction does.
+        remade: {"attention.R": curve, ...} of what it takes to make a block's activations again (R) all slices at once, and
+            "attention.R.apart" slice by slice, where keys are kept; what is missing is priced by what F takes.
         latency_s, byte_s: seconds of a message on the link, and of each byte in it (the ranks go on computing).
         copy_byte_s: seconds of a byte that each end of a message spends itself, out of a ring and into it.
         lent_byte_s: seconds of a byte between stages where its reader copies it out of the sender's memory, who spends none; None:
@@ -83,6 +86,7 @@ class CostModel:
                  granularity: int = 1, overhead_s: float = 0.0, optimizer_param_s: float = 0.0,
                  optimizer_stage_s: float = 0.0, optimizer_head_s: float = 0.0, latency_s: float = 0.0, byte_s: float = 0.0,
                  copy_byte_s: float = 0.0, lent_byte_s: float | None = None, head_pass: Sequence[float] | None = None,
+                 remade: Mapping[str, Curve] | None = None,
                  model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
                  fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None,
                  backend: str = "cpu", dtype: str | None = None, device: str = "", reproducible: bool | None = None) -> None:
@@ -90,7 +94,10 @@ class CostModel:
         for kind, phase in curves:
             if kind not in KINDS or phase not in PHASES:
                 raise InvalidValueError(f"there is no curve {kind}.{phase}: kinds are {', '.join(KINDS)}; phases F, I, W")
+        for name in remade or ():
+            one_of("remade", name, REMADE)
         self.curves = {(k, p): curves.get((k, p), Curve()) for k in KINDS for p in PHASES}
+        self.remade = {name: remade[name] for name in REMADE if name in remade} if remade else {}
         self.source = str(source)
         self.tables = np.zeros((0, 1, 1)) if tables is None else np.ascontiguousarray(tables, np.float64)
         self.granularity = whole("granularity", granularity)
@@ -115,10 +122,11 @@ class CostModel:
         self._pack, self.file = self._packed(), ""    # file: which they were read from
 
     def _packed(self) -> tuple[Any, ...]:
-        coefficients = np.array([(c.table, c.scale, c.pair_s, c.a0, c.a1, c.a2, c.a3) for c in self.curves.values()])
-        starts = np.cumsum([0] + [len(c.rows) for c in self.curves.values()], dtype=np.int64)
-        rows = np.array(list(itertools.chain.from_iterable(c.rows for c in self.curves.values())), np.float64)
-        seconds = np.array(list(itertools.chain.from_iterable(c.seconds for c in self.curves.values())), np.float64)
+        curves = [*self.curves.values(), *(self.remade.get(name, Curve()) for name in REMADE)]
+        coefficients = np.array([(c.table, c.scale, c.pair_s, c.a0, c.a1, c.a2, c.a3) for c in curves])
+        starts = np.cumsum([0] + [len(c.rows) for c in curves], dtype=np.int64)
+        rows = np.array(list(itertools.chain.from_iterable(c.rows for c in curves)), np.float64)
+        seconds = np.array(list(itertools.chain.from_iterable(c.seconds for c in curves)), np.float64)
         pack = (coefficients, starts, rows, seconds, self.tables, float(self.granularity), self.overhead_s,
                 self.head_pass or (0.0, 0.0, 0.0))
         _core.cost_seconds(pack, 0, *np.zeros((3, 1)))        # refuses what does not fit together
@@ -194,7 +202,7 @@ class CostModel:
         Args:
             samples: ``{"attention": {"F": [(rows, S, C, seconds), ...], "I": ..., "W": ...}, "ffn": ..., ...}``: rows =
                 S tokens x b sequences. Kinds embedding, attention, ffn, head; a missing one costs nothing, but attention
-                and ffn need F. Only attention may have samples with C > 0.
+                and ffn need F, and may have R and "R.apart" (``remade``). Only attention may have samples with C > 0.
             optimizer: ``{"param_s": ..., "stage_s": ...}`` or [(parameters, seconds), ...].
             smooth: time never falls with the rows nor with the context, and time a row never rises; what the samples say else is
                 taken for noise.
@@ -208,27 +216,34 @@ class CostModel:
             raise InvalidTypeError(f"samples is {brief(samples)}: {{'attention': {{'F': [...], ...}}, 'ffn': ...}} would be right")
         curves: dict[tuple[str, str], Curve] = {}
         judged: dict[str, Float] = {}
+        again: dict[str, Float] = {}
         for kind, phases in samples.items():
             if kind not in KINDS:
                 raise InvalidValueError(f"samples have {kind!r}: one of {', '.join(KINDS)} would be right")
             for phase, rows in sorted(phases.items(), key=lambda item: str(item[0])):
                 name = f"{kind}.{phase}"
-                if phase not in PHASES:
-                    raise InvalidValueError(f"samples have {name!r}: one of F, I, W would be right")
+                if phase not in PHASES and name not in REMADE:
+                    raise InvalidValueError(f"samples have {name!r}: one of F, I, W, or {', '.join(REMADE)} would be right")
                 array = merged(rows, 4, name)
                 if kind != "attention" and (array[:, 2] > 0).any():
                     raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")
-                curves[kind, phase], judged[name] = fit_and_judge(array, name, phase == "I", smooth)
+                if phase in PHASES:
+                    curves[kind, phase], judged[name] = fit_and_judge(array, name, phase == "I", smooth)
+                else:
+                    again[name] = array
         for kind in ("attention", "ffn"):
             if (kind, "F") not in curves:
                 raise InvalidValueError(f"samples lack {kind}.F")
+        remade: dict[str, Curve] = {}
+        for name, array in again.items():
+            remade[name], judged[name] = fit.fit_remade(array, curves[name.split(".")[0], "F"])
         errors = np.concatenate([e for e in judged.values()])
         stage_s, param_s = given_line(optimizer, "optimizer", "stage_s", "param_s")
         latency_s, byte_s = given_line(comm, "comm", "latency_s", "byte_s")
-        return cls(curves, source="measured", overhead_s=overhead_s, optimizer_param_s=param_s, optimizer_stage_s=stage_s,
-                   optimizer_head_s=head_update_s, latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s,
-                   lent_byte_s=lent_byte_s, head_pass=head_pass, model=model, seq_len=seq_len, micro_batch=micro_batch,
-                   backend=backend, dtype=dtype, device=device, reproducible=reproducible,
+        return cls(curves, source="measured", remade=remade, overhead_s=overhead_s, optimizer_param_s=param_s,
+                   optimizer_stage_s=stage_s, optimizer_head_s=head_update_s, latency_s=latency_s, byte_s=byte_s,
+                   copy_byte_s=copy_byte_s, lent_byte_s=lent_byte_s, head_pass=head_pass, model=model, seq_len=seq_len,
+                   micro_batch=micro_batch, backend=backend, dtype=dtype, device=device, reproducible=reproducible,
                    fit_error=float(errors.mean()) if len(errors) else math.nan,
                    fit_errors={k: (float(e.mean()), float(e.max())) for k, e in judged.items() if len(e)})
 
@@ -323,7 +338,9 @@ class CostModel:
         """The same seconds, for plans of another backend's memory: of no device of that is it known."""
         where = choose(backend, dtype)
         waits = self.head_pass if where.name == "cpu" else None
-        own = {} if where.name == self.backend else {"device": "", "reproducible": None}
+        own: dict[str, Any] = {} if where.name == self.backend else {"device": "", "reproducible": None}
+        if where.keeps_keys != self.where.keeps_keys:      # and makes something else again where they are kept
+            own["remade"] = {name: curve for name, curve in fit.written(self.remade).items() if name != "attention.R.apart"}
         return self._but(**own, backend=where.name, dtype=where.dtype, head_pass=waits)
 
     def _but(self, **own: Any) -> CostModel:
@@ -457,6 +474,16 @@ class CostModel:
         """R [stages, units] of these blocks [stages, 4]: what they do not keep, made again (kept: tp_cost_recompute)."""
         return _core.cost_recompute(self._pack, counts, slices[0], slices[1], slices[2], kept)
 
+    @cached_property
+    def remade_shares(self) -> dict[str, float]:
+        """Of each kind whose R was measured: as much of F it takes at least (tp_cost_recompute), for bounds."""
+        least: dict[str, float] = {}
+        for name, rule in zip(REMADE, (3 / 4, max(0, 3 - self.where.keeps_keys) / 4, 1 / 2, 1 / 2), strict=True):
+            kind, curve = name.split(".")[0], self.remade.get(name)
+            share = rule if curve is None else fit.least_share(curve, self.curves[kind, "F"], rule / 2)
+            least[kind] = min(least.get(kind, 1.0), share)
+        return {kind: share for kind, share in least.items() if any(name.startswith(kind) for name in self.remade)}
+
     def judge(self, model: GPTConfig, ranks: int, chunks: int, rings: tuple[tuple[float, float], tuple[float, float]],
               memory: tuple[Any, ...], recompute: bytes | None = None, links: Links = Links()) -> Any:     # noqa: B008 (frozen)
         """The C core's judge of plans under these costs. rings: seconds that replicas add to an update, and more for each of the
@@ -482,7 +509,8 @@ class CostModel:
         where: dict[str, Any] = {} if self.reproducible is None else {"reproducible": self.reproducible}
         where |= {"backend": self.backend, "dtype": self.dtype, "device": self.device} if self.backend != "cpu" else {}
         lent: dict[str, Any] = {} if self.lent_byte_s is None else {"lent_byte_s": self.lent_byte_s}
-        waits = {} if self.head_pass is None else {"head_pass": list(self.head_pass)}
+        waits: dict[str, Any] = {} if self.head_pass is None else {"head_pass": list(self.head_pass)}
+        waits |= {"remade": fit.written(self.remade)} if self.remade else {}
         return {
             **where, **lent, **waits, "format": _FORMAT, "version": _VERSION, "source": self.source,
             "granularity": self.granularity, "overhead_s": self.overhead_s, "optimizer_param_s": self.optimizer_param_s,
@@ -491,9 +519,7 @@ class CostModel:
             "model": self.model.to_dict() if self.model else None, "seq_len": self.seq_len,
             "micro_batch": self.micro_batch, "fit_error": number(self.fit_error),
             "fit_errors": {k: list(v) for k, v in self.fit_errors.items()},
-            "curves": {f"{k}.{p}": {"rows": list(c.rows), "seconds": list(c.seconds), "pair_s": c.pair_s, "a0": c.a0,
-                                    "a1": c.a1, "a2": c.a2, "a3": c.a3, "table": c.table, "scale": c.scale}
-                       for (k, p), c in self.curves.items()},
+            "curves": fit.written({f"{k}.{p}": c for (k, p), c in self.curves.items()}),
             "tables": self.tables.tolist() if len(self.tables) else [],
         }
 
@@ -514,6 +540,7 @@ class CostModel:
                        fit_errors={k: (v[0], v[1]) for k, v in data["fit_errors"].items()},
                        optimizer_head_s=data.get("optimizer_head_s", 0.0), lent_byte_s=data.get("lent_byte_s"),
                        head_pass=data.get("head_pass"),
+                       remade={name: read_curve(f"remade {name}", curve) for name, curve in data.get("remade", {}).items()},
                        backend=data.get("backend", "cpu"), dtype=data.get("dtype"), device=data.get("device", ""),
                        reproducible=data.get("reproducible"),
                        **{k: data[k] for k in ("granularity", "overhead_s", "optimizer_param_s", "optimizer_stage_s",

@@ -80,6 +80,12 @@ def read_curve(name: str, data: Mapping[str, Any]) -> Curve:
     return curve
 
 
+def written(curves: Mapping[str, Curve]) -> dict[str, dict[str, Any]]:
+    """The same by JSON's types, as :func:`read_curve` reads them."""
+    return {name: {"rows": list(c.rows), "seconds": list(c.seconds), "pair_s": c.pair_s, "a0": c.a0, "a1": c.a1, "a2": c.a2,
+                   "a3": c.a3, "table": c.table, "scale": c.scale} for name, c in curves.items()}
+
+
 def head_pass_of(given: Any) -> tuple[float, float, float] | None:
     """A CostModel's ``head_pass``, or an error that says what would be right."""
     try:
@@ -301,13 +307,13 @@ def _hats(rows: Float) -> Float:
     return np.column_stack([np.interp(rows, knots, unit) for unit in np.eye(len(knots))])
 
 
-def _robust(columns: Float, seconds: Float) -> tuple[Float, float]:
-    """Coefficients of least relative squares with Huber's weights, and their loss."""
+def _robust(columns: Float, part: Float, seconds: Float) -> tuple[Float, float]:
+    """Coefficients that make ``part`` of the seconds with least squares relative to these, with Huber's weights, and their loss."""
     scale = np.maximum(np.abs(columns).max(0), 1e-300)
     weight = 1.0 / seconds
     for _ in range(8):
-        answer = np.linalg.lstsq(columns / scale * weight[:, None], seconds * weight, rcond=1e-9)[0] / scale
-        off = np.abs(columns @ answer / seconds - 1.0)
+        answer = np.linalg.lstsq(columns / scale * weight[:, None], part * weight, rcond=1e-9)[0] / scale
+        off = np.abs((columns @ answer - part) / seconds)
         usual = max(1e-6, 1.5 * float(np.median(off)))
         weight = np.sqrt(np.minimum(1.0, usual / np.maximum(off, 1e-12))) / seconds
     return answer, float(np.where(off <= usual, 0.5 * off * off, usual * (off - 0.5 * usual)).sum())
@@ -318,7 +324,7 @@ def _slopes(columns: Float, seconds: Float) -> tuple[float, float]:
     count = columns.shape[1]
     best, found = math.inf, (0.0, 0.0)
     for kept in ([count - 2, count - 1], [count - 1], [count - 2], []):
-        answer, loss = _robust(columns[:, [*range(count - 2), *kept]], seconds)
+        answer, loss = _robust(columns[:, [*range(count - 2), *kept]], seconds, seconds)
         slopes = {k: float(answer[count - 2 + i]) for i, k in enumerate(kept)}
         if loss < best and all(slope >= 0 for slope in slopes.values()):
             best, found = loss, (slopes.get(count - 2, 0.0), slopes.get(count - 1, 0.0))
@@ -367,11 +373,14 @@ def _points(rows: Sequence[float], seconds: Sequence[float], at: Float) -> Float
 
 
 def _predict(curve: Curve, samples: Float) -> Float:
-    rows, S, C = samples[:, 0], samples[:, 1], samples[:, 2]
-    b = rows / S
-    seconds = _points(curve.rows, curve.seconds, rows) + 0.5 * b * curve.pair_s * S * S
-    seconds = seconds + (C > 0) * (curve.a0 + b * (curve.a1 * S + curve.a2 * C + curve.a3 * S * C))
-    return np.maximum(seconds, 0.0)
+    return np.maximum(_points(curve.rows, curve.seconds, samples[:, 0]) + _beside(curve, samples), 0.0)
+
+
+def _beside(curve: Curve, samples: Float) -> Float:
+    """What pairs and the context take, beside P."""
+    S, C, b = samples[:, 1], samples[:, 2], samples[:, 0] / samples[:, 1]
+    pairs = 0.5 * b * curve.pair_s * S * S
+    return np.asarray(pairs + (C > 0) * (curve.a0 + b * (curve.a1 * S + curve.a2 * C + curve.a3 * S * C)))
 
 
 def _held_out(samples: Float) -> NDArray[np.bool_]:
@@ -415,6 +424,51 @@ def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool 
         seen = fit(samples[~mask], False)
         errors = np.abs(_predict(seen, samples[mask]) / samples[mask, 3] - 1.0)
     return fit(samples, True), errors
+
+
+def fit_remade(samples: Float, forward: Curve) -> tuple[Curve, Float]:
+    """R's curve beside its block's forward's, and the relative errors of the one that did not see the held-out samples.
+
+    R runs some of the forward's kernels. What goes by context and pairs it makes as the forward does; of the forward's P it takes a
+    share, and something a row and an instruction besides: three numbers, none below 0, which few and noisy samples tell."""
+    def fit(seen: Float) -> Curve:
+        base = _points(forward.rows, forward.seconds, seen[:, 0])
+        columns = np.column_stack([base, seen[:, 0], np.ones(len(seen))])
+        share, row_s, fixed_s = _mix(columns, seen[:, 3] - _beside(forward, seen), seen[:, 3])
+        ends = np.array(forward.rows)
+        return replace(forward, seconds=tuple((share * np.array(forward.seconds) + row_s * ends + fixed_s).tolist()))
+
+    mask = _held_out(samples)
+    errors = np.abs(_predict(fit(samples[~mask]), samples[mask]) / samples[mask, 3] - 1.0) if mask.any() else np.zeros(0)
+    return fit(samples), errors
+
+
+def _mix(columns: Float, left: Float, seconds: Float) -> Float:
+    """Coefficients from 0 on by which the columns make ``left`` of ``seconds``: of the best choice of columns, none of which is
+    left out for less."""
+    count = columns.shape[1]
+    best, found = math.inf, np.zeros(count)
+    for chosen in range(1, 1 << count):
+        kept = [k for k in range(count) if chosen >> k & 1]
+        answer, loss = _robust(columns[:, kept], left, seconds)
+        if loss < best and (answer >= 0).all():
+            best, found = loss, np.zeros(count)
+            found[kept] = answer
+    return found
+
+
+def least_share(part: Curve, whole: Curve, floor: float) -> float:
+    """How much of ``whole`` ``part`` takes at least, whatever the slice, by a Curve's rule; ``floor`` where that is more or not
+    known. Both are lines between their points, and a quotient of lines has its least where one begins or ends."""
+    context = (part.pair_s, part.a0, part.a1, part.a2, part.a3)
+    if min(part.table, whole.table) >= 0 or not part.rows or not whole.rows or part.rows[0] != 0 or whole.rows[0] != 0 or \
+            context != (whole.pair_s, whole.a0, whole.a1, whole.a2, whole.a3) or min(context) < 0:
+        return floor
+    ends = sorted({*part.rows, *whole.rows})
+    rows = np.array([*ends, 2 * ends[-1] + 1])         # beyond the last there are but two lines ...
+    less, more = (_points(c.rows, c.seconds, rows) for c in (part, whole))
+    shares = [*(less[more > 0] / more[more > 0]), (less[-1] - less[-2]) / max(more[-1] - more[-2], LEAST_S)]     # ... for ever
+    return float(max(floor, min(1.0, *shares)))
 
 
 def fit_passes(samples: Float) -> tuple[float, float, float]:

@@ -37,8 +37,19 @@ typedef struct {
 } tp_cost_work;
 enum { TP_COST_KNOWN = 512 }; /* a power of two: planners change a plan slice by slice, and time it anew each time */
 
+/* R of a block, as it was measured. All slices at once: its weights stay in the cache. Slice by slice, between gradients: they do
+ * not, but an attention keeps its keys (tp_stage_ops.keeps_keys). */
+typedef enum {
+    TP_COST_REMADE_ATTENTION,
+    TP_COST_REMADE_ATTENTION_APART,
+    TP_COST_REMADE_FFN,
+    TP_COST_REMADE_FFN_APART,
+    TP_COST_REMADE
+} tp_cost_remade;
+
 typedef struct {
     tp_cost_curve curve[TP_BLOCK_KINDS][TP_COST_PHASES];
+    tp_cost_curve remade[TP_COST_REMADE]; /* no points and no table: not measured, and priced by what F takes (tp_cost_recompute) */
     double overhead_s; /* fixed, of every instruction */
     tp_cost_waits waits;
     tp_cost_work *known; /* [TP_COST_KNOWN] zero at first: where tp_cost_durations remembers slices, one thread at a time; NULL: nowhere */
@@ -82,7 +93,9 @@ tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, co
                   double *W, double *left_s);
 
 /* R of each unit on each stage: making again what these attention and FFN blocks do not keep is their forward without its second
- * product, whose result is the next block's input and is there. Of an attention that product is E^2 multiply-adds a token, of a
+ * product, whose result is the next block's input and is there. Where it was measured (tp_cost_remade) it takes that, but no more
+ * than its forward, whose part it is, and half of what its multiply-adds are of the forward's at least: either may be of a busier
+ * machine. Else of an attention that product is E^2 multiply-adds a token, of a
  * FFN 4 E^2, which is half of all it has. Nor does an attention make what it keeps of queries, keys and values, E^2 each;
  * but what it makes of its 4 E^2 takes its share of its forward at least, whatever the FFN's curve says.
  * kept: [stages] columns of n_embd of these that the stage's attentions keep (tp_stage_ops.keeps_keys, where R are apart:

@@ -26,6 +26,8 @@ tp_cost_check(const tp_cost *cost)
     for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
         for (int phase = 0; phase < TP_COST_PHASES; phase++)
             TP_TRY(check_curve(&cost->curve[kind][phase], kind, phase));
+    for (int what = 0; what < TP_COST_REMADE; what++)
+        TP_TRY(check_curve(&cost->remade[what], TP_BLOCK_KINDS, what));
     const tp_cost_waits *waits = &cost->waits;
     if (!(waits->row_s >= 0.0 && waits->least >= 0.0 && waits->flush_s >= 0.0) ||
         !isfinite(waits->row_s + waits->least + waits->flush_s))

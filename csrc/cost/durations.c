@@ -217,10 +217,46 @@ tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, co
 /* An attention's forward less so many products of E^2 multiply-adds a token. Its own four are no longer than it: differences of two
  * measured curves, either of which may be of a busier machine, otherwise leave nothing of those that are made. */
 static double
-remade(double attention, double ffn, int spared)
+remade_attention(double attention, double ffn, int spared)
 {
     double less = attention - spared * ffn / 8, own = spared < 4 ? attention * (4 - spared) / 4 : 0.0;
     return less > own ? less : own;
+}
+
+/* A slice, and F of its attention and its FFN. */
+typedef struct {
+    const tp_cost *cost;
+    double slice, context, batch, attention, ffn;
+} unit_forward;
+
+/* By its own curve, within bounds; `otherwise` where it has none. */
+static double
+remade(const unit_forward *unit, tp_cost_remade what, double forward, double least_share, double otherwise)
+{
+    const tp_cost_curve *curve = &unit->cost->remade[what];
+    if (curve->points == 0 && curve->table == NULL)
+        return otherwise;
+    double seconds = tp_cost_seconds(curve, unit->slice, unit->context, unit->batch), least = least_share * forward;
+    return seconds < least ? least : seconds > forward ? forward : seconds;
+}
+
+/* FFNs alone are made again slice by slice always. slices: of the micro-batch. */
+static void
+put_remade(const unit_forward *unit, int32_t stages, const int32_t *blocks, const uint8_t *kept, int32_t slices, int64_t units,
+           double *R)
+{
+    for (int32_t k = 0; k < stages; k++) {
+        const int32_t *count = blocks + k * TP_BLOCK_KINDS;
+        int any = count[TP_ATTENTION] + count[TP_FFN] > 0, spared = 1 + (kept != NULL ? kept[k] : 0); /* of E^2 */
+        int apart = count[TP_ATTENTION] > 0 ? spared > 1 : slices > 1;
+        double attention = 0.0, ffn = 0.0;
+        if (count[TP_ATTENTION] > 0)
+            attention = remade(unit, apart ? TP_COST_REMADE_ATTENTION_APART : TP_COST_REMADE_ATTENTION, unit->attention,
+                               spared < 4 ? (4 - spared) / 8.0 : 0.0, remade_attention(unit->attention, unit->ffn, spared));
+        if (count[TP_FFN] > 0)
+            ffn = remade(unit, apart ? TP_COST_REMADE_FFN_APART : TP_COST_REMADE_FFN, unit->ffn, 0.25, unit->ffn / 2);
+        R[k * units] = any * unit->cost->overhead_s + count[TP_ATTENTION] * attention + count[TP_FFN] * ffn;
+    }
 }
 
 tp_status
@@ -231,17 +267,16 @@ tp_cost_recompute(const tp_cost *cost, int32_t stages, const int32_t *blocks, co
     int64_t units = 0, unit = 0;
     for (int32_t q = 0; q < micros; q++)
         units += slices[q];
-    for (int32_t q = 0; q < micros; q++) {
-        double context = 0.0;
-        for (int32_t s = 0; s < slices[q]; s++, unit++, context += *lengths++) {
-            double attention = tp_cost_seconds(&cost->curve[TP_ATTENTION][TP_COST_F], *lengths, context, batches[q]);
-            double ffn = tp_cost_seconds(&cost->curve[TP_FFN][TP_COST_F], *lengths, context, batches[q]);
-            for (int32_t k = 0; k < stages; k++) {
-                const int32_t *count = blocks + k * TP_BLOCK_KINDS;
-                int any = count[TP_ATTENTION] + count[TP_FFN] > 0, spared = 1 + (kept != NULL ? kept[k] : 0); /* of E^2 */
-                R[k * units + unit] = any * cost->overhead_s + count[TP_ATTENTION] * remade(attention, ffn, spared) +
-                                      count[TP_FFN] * ffn / 2;
-            }
+    for (int32_t q = 0; q < micros; lengths += slices[q], unit += slices[q++]) {
+        int same = is_same(q, batches, slices, lengths);
+        for (int32_t k = 0; same && k < stages; k++)
+            memcpy(R + k * units + unit, R + k * units + unit - slices[q], (size_t)slices[q] * sizeof *R);
+        unit_forward at = {cost, 0.0, 0.0, batches[q], 0.0, 0.0};
+        for (int32_t s = 0; !same && s < slices[q]; at.context += lengths[s++]) {
+            at.slice = lengths[s];
+            at.attention = tp_cost_seconds(&cost->curve[TP_ATTENTION][TP_COST_F], at.slice, at.context, at.batch);
+            at.ffn = tp_cost_seconds(&cost->curve[TP_FFN][TP_COST_F], at.slice, at.context, at.batch);
+            put_remade(&at, stages, blocks, kept, slices[q], units, R + unit + s);
         }
     }
     return TP_OK;

@@ -1,12 +1,12 @@
 /* Costs for Python: pure functions of packed arrays. A pack is the tuple
- * (coefficients float64 [12, 7], starts int64 [13], rows float64 [p], seconds float64 [p], tables float64 [t, n+1,
+ * (coefficients float64 [16, 7], starts int64 [17], rows float64 [p], seconds float64 [p], tables float64 [t, n+1,
  * n+1], granularity, overhead_s, (row_s, least, flush_s) of tp_cost_waits); coefficient columns: table's index or -1, its scale,
- * pair_s, a0, a1, a2, a3; row 3 * kind + phase; curve k has points starts[k]..starts[k + 1]. */
+ * pair_s, a0, a1, a2, a3; row 3 * kind + phase, then those of tp_cost_remade; curve k has points starts[k]..starts[k + 1]. */
 #include "csrc/py/cost.h"
 
 #include <stdlib.h>
 
-enum { CURVES = TP_COST_CURVES, COLUMNS = 7 };
+enum { CURVES = TP_COST_CURVES, ALL_CURVES = CURVES + (int)TP_COST_REMADE, COLUMNS = 7 };
 
 void
 tp_py_pack_close(tp_py_pack *p)
@@ -24,18 +24,24 @@ pack_take(tp_py_pack *p, PyObject *array, char format, int ndim, const char *wha
     return 0;
 }
 
+static tp_cost_curve *
+curve_of(tp_cost *cost, int k)
+{
+    return k < CURVES ? &cost->curve[k / TP_COST_PHASES][k % TP_COST_PHASES] : &cost->remade[k - CURVES];
+}
+
 static int
 pack_fill(tp_py_pack *p, double granularity)
 {
     const double *coefficients = p->view[0].buf, *rows = p->view[2].buf, *seconds = p->view[3].buf;
     const int64_t *starts = p->view[1].buf;
     Py_ssize_t points = p->view[2].shape[0], tables = p->view[4].shape[0], side = p->view[4].shape[1];
-    if (p->view[0].shape[0] != CURVES || p->view[0].shape[1] != COLUMNS || p->view[1].shape[0] != CURVES + 1 ||
+    if (p->view[0].shape[0] != ALL_CURVES || p->view[0].shape[1] != COLUMNS || p->view[1].shape[0] != ALL_CURVES + 1 ||
         p->view[3].shape[0] != points || p->view[4].shape[2] != side)
         return tp_py_invalid_value("cost pack: the shapes of its arrays do not fit together"), -1;
-    for (int k = 0; k < CURVES; k++) {
+    for (int k = 0; k < ALL_CURVES; k++) {
         const double *c = coefficients + k * COLUMNS;
-        tp_cost_curve *curve = &p->cost.curve[k / TP_COST_PHASES][k % TP_COST_PHASES];
+        tp_cost_curve *curve = curve_of(&p->cost, k);
         int64_t count = starts[k + 1] - starts[k];
         if (starts[k] < 0 || count < 0 || starts[k + 1] > points || !(c[0] >= -1.0 && c[0] < (double)tables))
             return tp_py_invalid_value("cost pack: curve %d points outside its arrays", k), -1;
@@ -93,7 +99,7 @@ doubles(Py_ssize_t count)
 }
 
 PyDoc_STRVAR(seconds_doc, "cost_seconds($module, pack, curve, slices, contexts, batches, /)\n--\n\n"
-                          "Seconds of one curve (3 * kind + phase); float64 [n] each, returns float64 [n].");
+                          "Seconds of one curve (a row of the pack's coefficients); float64 [n] each, returns float64 [n].");
 static PyObject *
 cost_seconds(PyObject *module, PyObject *args)
 {
@@ -101,8 +107,8 @@ cost_seconds(PyObject *module, PyObject *args)
     int curve;
     if (!PyArg_ParseTuple(args, "OiOOO:cost_seconds", &tuple, &curve, &arrays[0], &arrays[1], &arrays[2]))
         return NULL;
-    if (curve < 0 || curve >= CURVES)
-        return tp_py_invalid_value("curve is %d: 0 to %d would be right", curve, CURVES - 1);
+    if (curve < 0 || curve >= ALL_CURVES)
+        return tp_py_invalid_value("curve is %d: 0 to %d would be right", curve, ALL_CURVES - 1);
     tp_py_state *state = tp_py_module_state(module);
     PyObject *result = NULL;
     Py_buffer view[3];
@@ -123,7 +129,7 @@ cost_seconds(PyObject *module, PyObject *args)
             tp_py_away away;
             tp_py_leave(&away);
             for (Py_ssize_t i = 0; i < n && !tp_deadline_told_after(&steps, 8); i++)
-                out[i] = tp_cost_seconds(&p.cost.curve[curve / TP_COST_PHASES][curve % TP_COST_PHASES], s[i], c[i], b[i]);
+                out[i] = tp_cost_seconds(curve_of(&p.cost, curve), s[i], c[i], b[i]);
             if (tp_py_back(&away, TP_OK) == TP_OK)
                 result = tp_py_array(state, out, 'd', 1, &n);
             else

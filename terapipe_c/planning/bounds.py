@@ -71,6 +71,8 @@ def least_work_s(request: Request, share: int, again: Sequence[str] = ()) -> flo
     again = () if SLICED in request.schedules else again
     for kind, more in _AGAIN:
         less = _KEPT * costs.where.keeps_keys if kind == "attention" else 0.0
+        if kind in costs.remade_shares:
+            more, less = costs.remade_shares[kind] * np.array([each == kind for each in KINDS]), 0.0
         sliced[:, 0] += blocks * (more + less) * (kind in again)
     sizes, least = np.arange(1.0, most + 1), 0.0
     for weights in (sliced, whole):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .. import planners
 from .._core import InfeasibleError
+from ..config import KINDS
 from ..guests import BPIPE
 from ..partition import updated_of_kind
 from .block_bytes import block_bytes, saved_bytes
@@ -103,13 +104,14 @@ class Task:
     def recompute(self) -> Float:
         """[blocks] of ticks of recomputing what a forward keeps (tp_cost_recompute); for blocks that the engine cannot recompute,
         more than any plan would spend."""
-        of_kind = kind_seconds(self.judge, self.slicing, "F")
-        never = 10.0 * float(self._per_block(of_kind).sum())
-        sliced = self.schedule != BPIPE and not self.judge.savings.at_once and any(len(lengths) > 1 for _, lengths in self.slicing)
-        spared = 1 + self.judge.costs.where.keeps_keys * sliced          # keys are kept where R comes slice by slice
-        attention = of_kind["attention"]
-        return self._ticks({"embedding": never, "head": never, "ffn": of_kind["ffn"] / 2,
-                            "attention": max(attention - spared * of_kind["ffn"] / 8, attention * max(0, 4 - spared) / 4)})
+        costs, judge = self.judge.costs, self.judge
+        never = 10.0 * float(self._per_block(kind_seconds(judge, self.slicing, "F")).sum())
+        sliced = self.schedule != BPIPE and not judge.savings.at_once and any(len(lengths) > 1 for _, lengths in self.slicing)
+        one_of_each = np.eye(len(KINDS), dtype=np.int32)[[KINDS.index("attention"), KINDS.index("ffn")]]
+        kept = bytes(2 * [costs.where.keeps_keys * sliced])               # where R comes slice by slice
+        seconds = costs.recompute_s(one_of_each, costs.slice_work(self.slicing), kept) - costs.overhead_s
+        attention, ffn = seconds.sum(1).tolist()
+        return self._ticks({"embedding": never, "head": never, "ffn": ffn, "attention": attention})
 
     @cached_property
     def bwd(self) -> Float:
