@@ -1,7 +1,7 @@
 """Measures what the blocks of a model cost on this machine, by running the real stage and engine on them.
 
 A profile runs one rank whose every block is a virtual stage of its own, so that the engine's own events are the
-measurement: seconds of F, I and W of each block for slices of many lengths after many contexts. As many ranks run at
+measurement: seconds of F, I, W and R of each block for slices of many lengths after many contexts. As many ranks run at
 once as the real run will keep busy, because they share cache and memory bandwidth.
 """
 from __future__ import annotations
@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, cuda
+from . import _core, cuda, gpu_weights
 from ._threads import Worker, let_go, no_thread, refused, start_all
 from .backend import Backend, choose, place
 from .config import KINDS, GPTConfig, flag, real, whole
@@ -39,16 +39,36 @@ FAR = 4                                     # how many times the longest slice m
 NOTHING_S = 5e-6                            # a phase of the ends that never takes longer has no work (the head's W)
 WINDOW_S = 0.2                              # a machine keeps its speed for so long
 SLOW_MEMORY_S = 2.0                         # a virtual machine's first memory comes from its host, and slowly; not twice
+APART = "R.apart"                           # R slice by slice, where attentions keep keys (tp_stage_ops.keeps_keys)
 CACHED_BYTES = 64 << 20                     # a layer smaller than this is profiled as two: one would stay in cache
 
 
-def _program(blocks: int, counts: Sequence[int]) -> Program:
-    """One rank that holds every block as a stage: each micro-batch forward, then I and W slice by slice."""
-    words = []
+class _Again(NamedTuple):
+    """Blocks that a run makes again: all slices before the first gradient ("R"), or each before its own (APART)."""
+
+    blocks: tuple[int, ...] = ()
+    way: str = "R"
+
+
+NONE = _Again()
+
+
+def _program(blocks: int, counts: Sequence[int], again: _Again) -> Program:
+    """One rank that holds every block as a stage: each micro-batch forward, then R, I and W slice by slice. Beside blocks that are
+    made again others, too, have room for one slice alone, and no W that waits for others' (tp_engine_slices_gradients): not so
+    where an I comes before another slice's W, once."""
+    words, waiting = [], next((q for q, count in enumerate(counts) if count > 1 and again.blocks), -1)
     for q, count in enumerate(counts):
         words += [f"{v}F{q}.{s}" for s in range(count) for v in range(blocks)]
+        made = [[f"{v}R{q}.{s}" for v in again.blocks] for s in range(count)]
+        words += sum(made, []) if again.way == "R" else []
+        late: list[str] = []
         for s in reversed(range(count)):
-            words += [f"{v}I{q}.{s}" for v in reversed(range(blocks))] + [f"{v}W{q}.{s}" for v in reversed(range(blocks))]
+            words += made[s] if again.way == APART else []
+            words += [f"{v}I{q}.{s}" for v in reversed(range(blocks))] + late
+            weights = {v: f"{v}W{q}.{s}" for v in reversed(range(blocks))}
+            late = [word for v, word in weights.items() if q == waiting and s == count - 1 and v not in again.blocks]
+            words += [word for word in weights.values() if word not in late]
     return Program.parse(" ".join(words)).lower(False)
 
 
@@ -141,6 +161,12 @@ def weight_groups(lengths: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
     return groups
 
 
+def gpu_groups(lengths: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
+    """The same of a GPU where blocks are made again (cuda/stage.h): a W is of whole groups, all others' too."""
+    rows = gpu_weights.made(np.array([len(lengths)], np.int32), np.array(lengths, np.int32), np.array([sum(lengths)], np.int32))
+    return {s: (count, [count]) for s, count in enumerate(rows.tolist()) if count}
+
+
 def steadied(samples: Sequence[tuple[Hashable, Hashable, float]]) -> dict[Any, float]:
     """Seconds of each key, out of (key, window of time, seconds) samples of a machine whose speed drifts.
 
@@ -193,9 +219,11 @@ class _Sampler:
         self.overheads: list[float] = []
         self._lock = threading.Lock()
 
-    def run(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], repeats: int, kinds: set[str]) -> float:
+    def run(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], repeats: int, kinds: set[str],
+            again: _Again = NONE) -> float:
         """Seconds of one repeat; every rank begins each one together."""
-        program = _program(model.num_blocks, [len(lengths) for _, lengths in slicing])
+        program = _program(model.num_blocks, [len(lengths) for _, lengths in slicing], again)
+        remade = [block in again.blocks for block in range(model.num_blocks)]
         stages = [(i, i + 1) for i in range(model.num_blocks)]
         shape = sum(b for b, _ in slicing), sum(slicing[0][1]) + 1
         tokens = np.random.Generator(np.random.Philox(7)).integers(0, model.vocab_size, shape, np.int32)
@@ -216,14 +244,14 @@ class _Sampler:
             try:
                 comm = _core.Comm(regions[rank], 0, 600.0) if self.backend.name == "cpu" else None
                 engine = RankEngine(model, stages, slicing, program, 0, comm, threads=self.threads, backend=self.backend,
-                                    **self.device)
+                                    recompute=remade, **self.device)
                 engine.load(params, moments)
                 start.wait()
                 begin = time.monotonic()
                 for _ in range(repeats):
                     start.wait()
                     engine.run(tokens, lr=0.0)
-                    self._keep(model, slicing, engine.trace(), kinds)
+                    self._keep(model, slicing, engine.trace(), kinds, again)
                 spent = (time.monotonic() - begin) / repeats
             except BaseException as error:
                 errors.append(error)
@@ -248,11 +276,14 @@ class _Sampler:
             raise error
         return spent
 
-    def _keep(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], trace: list[Any], kinds: set[str]) -> None:
+    def _keep(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], trace: list[Any], kinds: set[str],
+              again: _Again = NONE) -> None:
+        """Of blocks that are made again I reads what was made just now, and W waits for no other slice: the others tell these."""
         blocks, update = model.blocks, 0.0
         head, left = head_work([lengths for _, lengths in slicing])
         cpu = self.backend.name == "cpu"
-        weights = [weight_groups(lengths) if cpu and b == 1 else {0: (sum(lengths), [sum(lengths)])} for b, lengths in slicing]
+        weights = [weight_groups(lengths) if cpu and b == 1 else gpu_groups(lengths) if again.blocks and b == 1
+                   else {0: (sum(lengths), [sum(lengths)])} for b, lengths in slicing]
         lumps = "head" in kinds and cpu
         with self._lock:
             for (op, stage, q, s, begin, end), (_, _, _, _, _, last) in zip(trace[1:], trace, strict=False):
@@ -260,7 +291,7 @@ class _Sampler:
                     update += end - begin
                     continue
                 self.overheads.append(begin - last)
-                if op in "FIW" and blocks[stage].kind in kinds:
+                if op in ("FR" if stage in again.blocks else "FIW") and blocks[stage].kind in kinds:
                     b, lengths = slicing[q]
                     kind = blocks[stage].kind
                     context = sum(lengths[:s]) if kind == "attention" else 0
@@ -275,7 +306,8 @@ class _Sampler:
                                          for length in together]      # in a curve each slice pays for its own rows
                     else:
                         where = head[op, q, s] if lumps and kind == "head" else context
-                        self.samples.append(((kind, op, b, lengths[s], where), window, end - begin))
+                        phase = again.way if op == "R" else op
+                        self.samples.append(((kind, phase, b, lengths[s], where), window, end - begin))
             self.updates["head" in kinds].append((model.num_params, update, left if lumps else []))
 
     def measured(self) -> dict[str, dict[str, list[tuple[float, int, int, float]]]]:
@@ -454,4 +486,15 @@ def _measure_layers(sampler: _Sampler, model: GPTConfig, seq_len: int, end: floa
     if micro_batch > 1 and room > len(others) or not others:
         chosen.append((1, whole))
     total = 1.25 * each * sum(b for b, _ in chosen)
-    sampler.run(model, chosen, max(1, min(MOST_REPEATS, int(left / total))), kinds)
+    for cuts, repeats, again in _dealt(chosen, max(1, min(MOST_REPEATS, int(left / total))), model.n_layer):
+        sampler.run(model, cuts, repeats, kinds, again)
+
+
+def _dealt(cuts: list[tuple[int, list[int]]], repeats: int, layers: int) -> list[tuple[list[tuple[int, list[int]]], int, _Again]]:
+    """As many runs of the layers, in which half of the blocks are made again by turns, and the others never: beside these it shows
+    how fast the machine is. Where there is time for few R goes by F: noise would be more than what that is off, and large models,
+    whose GELU is little beside their products, take that time."""
+    ways = [_Again(blocks, way) for way in (APART, "R") for blocks in (((2, 3),) if layers > 1 else ((1,), (2,)))]
+    if repeats < 2 * len(ways):
+        return [(cuts, repeats, NONE)]
+    return [(cuts, (repeats + i) // len(ways), again) for i, again in enumerate(ways)]

@@ -41,8 +41,8 @@ SHARING = [f"test_{name}" for name in """
     dawnpiper progress profiled cuda_attention chimera_engine split layering types passed_over cuda_progress bmpipe planners
     checkpoint engine sweep launchers_end cuda_rows in_flight gpu_sanitize stage layer_graph emulated planner_arguments cuda_optim
     baselines cost sliced cuda_races bad_arguments autopipe chimera sched sched_timing zero_bubble long_slices misplaced network
-    cuda_apart reference recompute baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound view
-    zoo cuda_pipeline doctor capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start
+    cuda_apart reference recompute remade baselines_published capi checkpoint_crashes cuda_gemm interop nodes papers slicing_bound
+    view zoo cuda_pipeline doctor capture config cuda_order cudnn_plans guests own_program torch_csv bmpipe_scale bmpipe_start
     cuda_planned capture_data capture_functions capture_in_place dawnpiper_work mapped side_by_side reorder lower_bound
     cuda_processes host_memory cuda_far cuda_late cuda_faults cuda_paths meeting places intervals timelines outcome partition
     cost_files builds_apart explain report baselines_huge cuda_kept engine_comm foreign_names gpu_kept small_plans by_block

@@ -15,7 +15,7 @@ from cuda_emu import ROOT, build
 from ports import free_port
 
 import terapipe_c as tp
-from terapipe_c import cli, cuda
+from terapipe_c import cli, cuda, profiling
 from terapipe_c.backend import Backend, place_own
 from terapipe_c.device_comm import kind_of
 from terapipe_c.engine import RankEngine
@@ -105,6 +105,17 @@ def test_costs_of_other_lengths_are_told(tmp_path):
         plan("cuda", "bf16", 16)
         plan("cpu", "float32", 32)      # whose backward pushes
         plan("cuda", "bf16", 32, None)  # from_measurements of whatever lengths
+
+
+def test_what_is_made_again_is_timed_as_on_cpus(emulation):
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16, tie_weights=False)
+    sampler = profiling._Sampler(1, 1, Backend("cuda", "float32"))
+    for cuts, repeats, again in profiling._dealt([(1, [12, 4]), (2, [16])], 4, 2):
+        sampler.run(model, cuts, repeats, {"attention", "ffn"}, again)
+    for kind, phases in sampler.measured().items():
+        if kind in ("attention", "ffn"):
+            assert set(phases) == {"F", "I", "W", "R", "R.apart"}
+            assert [row[:3] for row in phases["R.apart"]] == [row[:3] for row in phases["F"]] and min(r[3] for r in phases["R"]) > 0
 
 
 def test_costs_of_a_gpu_are_for_its_machine(capsys, emulation, monkeypatch, tmp_path):

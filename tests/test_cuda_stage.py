@@ -584,9 +584,9 @@ def test_a_profile_of_a_gpu_asks_for_no_more_rows_than_the_head_takes_at_once(mo
     """Of more W would take the last ones alone, and some F the others."""
     asked, run = [], profiling._Sampler.run
 
-    def told(self, model, slicing, repeats, kinds):
+    def told(self, model, slicing, repeats, kinds, *again):
         asked.append(sum(b * sum(lengths) for b, lengths in slicing) if "head" in kinds else 0)
-        return run(self, model, slicing, repeats, kinds)
+        return run(self, model, slicing, repeats, kinds, *again)
 
     monkeypatch.setattr(profiling._Sampler, "run", told)
     monkeypatch.setattr(profiling, "GPU_HEAD_TILE", 64)     # the emulator's
