@@ -343,8 +343,8 @@ tp_engine_sums_bytes(const tp_engine_config *config);
 TP_MUST_USE tp_status
 tp_engine_check_replicas(const tp_engine_config *config);
 /* Once this rank's gradients are complete: those of the same stages in all replicas (and their copies), added in ascending order
- * of replicas, so that every replica goes on with the same bits, whatever its program. *waited_ns: until all ranks had come to
- * here, and of the sums: no work of this rank's (the simulator's "comm"). */
+ * of replicas, so that every replica goes on with the same bits, whatever its program. *waited_ns: until those that it sums with had
+ * come to here, and of the sums: no work of this rank's (the simulator's "comm"). */
 TP_MUST_USE tp_status
 tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns);
 

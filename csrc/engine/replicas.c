@@ -132,15 +132,6 @@ sum_stage(tp_engine *engine, int stage)
     return TP_OK;
 }
 
-/* As in the simulator, the first OPT begins when all ranks have come to it: their devices, that is, which settle before, as a host
- * may be far ahead of its own. */
-static tp_status
-wait_for_all(tp_engine *engine)
-{
-    tp_comm *comm = engine->config.comm;
-    return comm->ops->allgather(comm, engine->gather, sizeof *engine->gather, engine->gather + engine->gather_count);
-}
-
 tp_status
 tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns)
 {
@@ -151,8 +142,9 @@ tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns)
         return TP_OK;
     TP_TRY(engine->device->ops->settle(engine->device));
     int64_t before = tp_clock_ns();
-    TP_TRY(wait_for_all(engine));
-    /* Part by part: a rank that has two stages has one of each copy, and so do all that it meets, who must be at the same one. */
+    /* Only its twins must have come, as in the simulator: late stages are done first, and have summed before the first one is.
+     * Part by part: a rank that has two stages has one of each copy, and so do all that it meets, who must be at the
+     * same one. */
     for (int part = 0; part < each; part++)
         for (int stage = part; stage < program->stages; stage += each)
             if (engine->stage[stage] != NULL)
