@@ -6,11 +6,10 @@
  *
  * Of a message that is lent the line holds, in the payload's place, where in the region it lies: the receiver copies it from there,
  * once, and its going past the line says that it has. */
-#include "csrc/comm/region.h"
+#include "csrc/comm/ring.h"
 
 #include "csrc/base/clock.h"
 #include "csrc/base/cpu_relax.h"
-#include "csrc/comm/pace.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -29,69 +28,7 @@
 
 enum { CUT_BY_WRITER = 1, CUT_BY_READER = 2 }; /* bits of a ring's cut */
 
-typedef struct {
-    uint64_t tag, bytes;
-} header;
-
-/* One direction of one message under way. */
-typedef struct {
-    tp_ring *ring; /* NULL: this direction is not wanted */
-    tp_pace *pace; /* of an outgoing one */
-    tp_region_rank *other;
-    int peer;
-    uint64_t tag;
-    unsigned char *data;
-    size_t bytes, moved;
-    uint64_t tail; /* where the reader was when this end began */
-    uint64_t lent; /* where in the region it lies; 0: it goes through the ring */
-    int begun, holds;
-} transfer;
-
-typedef struct {
-    transfer *items; /* [room] a ring */
-    unsigned room, first, count;
-} receive_queue;
-
-typedef struct {
-    tp_comm base; /* first: a tp_comm * is a ring_comm * */
-    tp_region *region;
-    tp_region_rank *self;
-    int shared;
-    int64_t spin_ns;
-    tp_pace *pace;           /* [ranks] of our copies into the ring to each */
-    receive_queue *posted[]; /* [ranks]; NULL where the peer has no ring to us */
-} ring_comm;
-
 /* ---- moving bytes ----------------------------------------------------------------------------------------- */
-
-static size_t
-least(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-static size_t
-lines(size_t bytes)
-{
-    return (bytes + (TP_LINE - 1)) & ~(size_t)(TP_LINE - 1);
-}
-
-static void
-copy_in(const transfer *t, size_t capacity, uint64_t position, size_t bytes)
-{
-    const unsigned char *data = t->data + t->moved;
-    size_t at = (size_t)(position % capacity), whole = least(bytes, capacity - at);
-    tp_pace_copy(t->pace, t->ring->data + at, data, whole);
-    tp_pace_copy(t->pace, t->ring->data, data + whole, bytes - whole);
-}
-
-static void
-copy_out(const tp_ring *ring, size_t capacity, uint64_t position, unsigned char *data, size_t bytes)
-{
-    size_t at = (size_t)(position % capacity), whole = least(bytes, capacity - at);
-    memcpy(data, ring->data + at, whole);
-    memcpy(data + whole, ring->data, bytes - whole);
-}
 
 static int
 finished(const transfer *t)
@@ -228,7 +165,7 @@ waiting_over(const ring_comm *c, waiting *w)
 {
     if (w->armed) {
         atomic_store_explicit(&c->self->asleep, 0, memory_order_relaxed);
-        tp_region_await_no_more(c->region, c->base.rank);
+        tp_region_await_no_more(c->region, c->base.rank + c->first);
     }
     *w = (waiting){0};
 }
@@ -236,6 +173,8 @@ waiting_over(const ring_comm *c, waiting *w)
 static tp_status
 check_abort(const ring_comm *c)
 {
+    if (c->halted != NULL && atomic_load_explicit(c->halted, memory_order_relaxed))
+        return tp_comm_halted(&c->base);
     return tp_comm_check_abort(&c->base, c->region);
 }
 
@@ -282,7 +221,7 @@ wait_turn(const ring_comm *c, waiting *w, const transfer *out, const transfer *i
         w->seen = atomic_load(&c->self->bell);
         atomic_store(&c->self->asleep, 1);
         const transfer *t = unfinished(out, in);
-        tp_region_await(c->region, c->base.rank, t == NULL ? -1 : t->peer);
+        tp_region_await(c->region, c->base.rank + c->first, t == NULL ? -1 : t->peer);
         w->armed = 1;
         return check_abort(c);
     }
@@ -371,7 +310,7 @@ begin(const ring_comm *c, int peer, int outward, uint64_t tag, const void *data,
     if (ring == NULL)
         return tp_fail(TP_EVALUE, "rank %d has no ring %s rank %d: the region was made without this pair", rank,
                        outward ? "to" : "from", peer);
-    *t = (transfer){.ring = ring, .pace = outward ? &c->pace[peer] : NULL, .other = tp_region_rank_at(c->region, peer),
+    *t = (transfer){.ring = ring, .pace = outward ? &c->pace[peer] : NULL, .other = tp_region_rank_at(c->region, peer + c->first),
                     .peer = peer, .tag = tag, .bytes = bytes};
     memcpy(&t->data, &data, sizeof data); /* an outgoing one is only read */
     TP_TRY(check_abort(c));
@@ -537,6 +476,9 @@ ring_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
     return status;
 }
 
+static tp_status
+ring_aside(tp_comm *comm, const _Atomic int *halted, tp_comm **out);
+
 static void
 ring_close(tp_comm *comm)
 {
@@ -554,10 +496,53 @@ ring_close(tp_comm *comm)
     { \
         .abi = TP_COMM_ABI, .name = word, .send = ring_send, .recv_post = ring_recv_post, .recv_wait = ring_recv_wait, \
         .exchange = ring_exchange, .allgather = ring_allgather, .close = ring_close, .reserve = ring_reserve, .arena = ring_arena, \
-        .lend = ring_lend, .reclaim = ring_reclaim, .progress = ring_progress \
+        .lend = ring_lend, .reclaim = ring_reclaim, .progress = ring_progress, .aside = ring_aside \
     }
 static const tp_comm_ops thread_ops = RING_OPS("thread");
 static const tp_comm_ops shm_ops = RING_OPS("shm");
+
+/* halted not NULL: aside. */
+static tp_status
+open_ring(tp_region *region, int rank, int shared, int64_t timeout_ns, const _Atomic int *halted, tp_comm **out)
+{
+    size_t ranks = (size_t)region->ranks;
+    int first = halted != NULL ? region->ranks : 0;
+    ring_comm *c = calloc(1, sizeof *c + ranks * sizeof(receive_queue *));
+    tp_pace *pace = calloc(ranks, sizeof *pace);
+    if (c == NULL || pace == NULL) {
+        free(c);
+        free(pace);
+        return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
+    }
+    cpu_set_t cores;
+    int crowded = sched_getaffinity(0, sizeof cores, &cores) == 0 && (int)ranks + first > CPU_COUNT(&cores);
+    c->base = (tp_comm){shared ? &shm_ops : &thread_ops, rank, region->ranks, timeout_ns, 0, 0};
+    c->region = region;
+    c->pace = pace;
+    c->self = tp_region_rank_at(region, rank + first);
+    c->shared = shared;
+    c->first = first;
+    c->halted = halted;
+    c->spin_ns = crowded ? SPIN_CROWDED_NS : SPIN_NS;
+    for (int peer = 0; peer < region->ranks; peer++) {
+        if (tp_region_ring(region, peer, rank) == NULL)
+            continue;
+        c->posted[peer] = calloc(1, sizeof(receive_queue));
+        if (c->posted[peer] == NULL || (halted == NULL && more_room(c, c->posted[peer]) != TP_OK)) {
+            ring_close(&c->base);
+            return tp_fail(TP_EMEMORY, "no memory for the receives of rank %d from rank %d", rank, peer);
+        }
+    }
+    *out = &c->base;
+    return TP_OK;
+}
+
+static tp_status
+ring_aside(tp_comm *comm, const _Atomic int *halted, tp_comm **out)
+{
+    const ring_comm *c = (const ring_comm *)comm;
+    return open_ring(c->region, comm->rank, c->shared, comm->timeout_ns, halted, out);
+}
 
 tp_status
 tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out)
@@ -569,31 +554,5 @@ tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeo
         return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", rank, region->ranks - 1);
     if (timeout_ns < 0)
         return tp_fail(TP_EVALUE, "timeout is %lld ns: 0 (none) or more would be right", (long long)timeout_ns);
-    size_t ranks = (size_t)region->ranks;
-    ring_comm *c = calloc(1, sizeof *c + ranks * sizeof(receive_queue *));
-    tp_pace *pace = calloc(ranks, sizeof *pace);
-    if (c == NULL || pace == NULL) {
-        free(c);
-        free(pace);
-        return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
-    }
-    cpu_set_t cores;
-    int crowded = sched_getaffinity(0, sizeof cores, &cores) == 0 && (int)ranks > CPU_COUNT(&cores);
-    c->base = (tp_comm){shared ? &shm_ops : &thread_ops, rank, region->ranks, timeout_ns, 0, 0};
-    c->region = region;
-    c->pace = pace;
-    c->self = tp_region_rank_at(region, rank);
-    c->shared = shared;
-    c->spin_ns = crowded ? SPIN_CROWDED_NS : SPIN_NS;
-    for (int peer = 0; peer < region->ranks; peer++) {
-        if (tp_region_ring(region, peer, rank) == NULL)
-            continue;
-        c->posted[peer] = calloc(1, sizeof(receive_queue));
-        if (c->posted[peer] == NULL || more_room(c, c->posted[peer]) != TP_OK) {
-            ring_close(&c->base);
-            return tp_fail(TP_EMEMORY, "no memory for the receives of rank %d from rank %d", rank, peer);
-        }
-    }
-    *out = &c->base;
-    return TP_OK;
+    return open_ring(region, rank, shared, timeout_ns, NULL, out);
 }

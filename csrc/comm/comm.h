@@ -9,6 +9,7 @@
 #ifndef TP_COMM_COMM_H
 #define TP_COMM_COMM_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -58,9 +59,13 @@ typedef struct {
     /* Give up whatever receive is posted: its memory is about to go away. What comes for it stays for later ones. NULL: outside of
      * calls nothing is written, or to a device's memory (bind). */
     void (*withdraw)(tp_comm *comm);
+    /* A second communicator of this rank over the same connections, for another thread: it exchanges and closes, no more, and only with
+     * peers with whom `comm` has nothing under way meanwhile; both ends of such an exchange are aside. Closed before comm. Its waits end
+     * with EABORTED once *halted is not 0. NULL: a rank has one thread for its messages. */
+    tp_status (*aside)(tp_comm *comm, const _Atomic int *halted, tp_comm **out);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 10u
+#define TP_COMM_ABI 11u
 #define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {

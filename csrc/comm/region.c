@@ -66,7 +66,7 @@ lay_out_parts(tp_region *plan, uint64_t rings)
 {
     uint64_t ranks = (uint64_t)plan->ranks;
     plan->ranks_at = lines(sizeof *plan);
-    plan->table_at = plan->ranks_at + ranks * sizeof(tp_region_rank);
+    plan->table_at = plan->ranks_at + 2 * ranks * sizeof(tp_region_rank);
     plan->places_at = lines(plan->table_at + ranks * ranks * sizeof(int32_t));
     plan->arenas_at = lines(plan->places_at + rings * sizeof(uint64_t));
     plan->gather_at = lines(plan->arenas_at + (ranks + 1) * sizeof(uint64_t));
@@ -267,7 +267,7 @@ tp_region_abort(tp_region *region, tp_status code, int rank, const char *text)
         atomic_store(&region->text_ready, TEXT_READY);
         tell(region, length);
     }
-    for (int i = 0; i < region->ranks; i++) { /* also when not the first: the first may have died before it woke all */
+    for (int i = 0; i < 2 * region->ranks; i++) { /* also when not the first: the first may have died before it woke all */
         tp_region_rank *each = tp_region_rank_at(region, i);
         atomic_fetch_add(&each->bell, 1);
         wake(&each->bell, 0); /* the two kinds of futex have different keys, and a region does not know its kind */
@@ -334,6 +334,12 @@ tp_region_read_progress(const tp_region *region, int rank, uint64_t *step, uint6
 }
 
 #define REDUCTION 11u /* and behind it the update: of a stage, not of a slice */
+
+int
+tp_region_is_update(uint64_t instruction)
+{
+    return instruction >> 48 == REDUCTION + 1;
+}
 
 void
 tp_tag_print(uint64_t tag, char text[TP_TAG_TEXT])

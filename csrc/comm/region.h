@@ -56,6 +56,7 @@ struct tp_region {
     int64_t silent_ns;          /* it is heard more often than that */
 };
 
+/* Of its thread for what goes on aside (tp_comm_ops.aside): number ranks + rank. */
 static inline tp_region_rank *
 tp_region_rank_at(const tp_region *region, int rank)
 {
@@ -109,11 +110,18 @@ tp_region_ring_bell(tp_region_rank *rank, int shared);
 void
 tp_region_sleep(tp_region_rank *rank, uint32_t seen, int64_t timeout_ns, int shared);
 
+/* Is a rank whose progress this is at its update, where it waits for its sums? */
+int
+tp_region_is_update(uint64_t instruction);
+
 /* ---- what every communicator says when something is wrong (words.c) -------------------------------------------- */
 
 /* EABORTED with the first failure's words once the region is aborted. */
 TP_MUST_USE tp_status
 tp_comm_check_abort(const tp_comm *comm, const tp_region *region);
+/* EABORTED: of what goes on aside, whose rank has given it up. */
+tp_status
+tp_comm_halted(const tp_comm *comm);
 /* EVALUE in a fork of the process that opened it: it has lost the connections, and has not the thread. */
 TP_MUST_USE tp_status
 tp_comm_check_owner(pid_t owner);

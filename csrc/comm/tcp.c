@@ -17,6 +17,8 @@
 #include "csrc/comm/region.h"
 #include "csrc/comm/socket.h"
 
+#define HALTED_MS 50 /* between two looks whether what goes on aside was halted */
+
 typedef struct {
     uint64_t tag, bytes;
 } header;
@@ -46,6 +48,7 @@ typedef struct {
     pid_t owner;
     int64_t silent_ns;
     struct pollfd *polled; /* [ranks + 1] */
+    const _Atomic int *halted; /* aside: ends its waits; NULL */
     tcp_link *link;        /* [ranks]; fd -1: no connection */
 } tcp_comm;
 
@@ -157,6 +160,21 @@ too_late(const tcp_comm *c, const sending *out, int from)
     return tp_comm_too_late(&c->base, c->region, out->peer, 0, out->head.tag, moved, out->head.bytes);
 }
 
+static tp_status
+check_abort(const tcp_comm *c)
+{
+    if (c->halted != NULL && atomic_load_explicit(c->halted, memory_order_relaxed))
+        return tp_comm_halted(&c->base);
+    return tp_comm_check_abort(&c->base, c->region);
+}
+
+/* As the region counts the threads of the ranks. */
+static int
+own_record(const tcp_comm *c)
+{
+    return c->base.rank + (c->halted != NULL ? c->base.ranks : 0);
+}
+
 /* Sleep until something can move, the abort, or the deadline. */
 static tp_status
 doze(tcp_comm *c, const sending *out, int from, int64_t since)
@@ -173,16 +191,16 @@ doze(tcp_comm *c, const sending *out, int from, int64_t since)
         if (l->fd >= 0 && !l->gone && both)
             c->polled[count++] = (struct pollfd){.fd = l->fd, .events = both};
     }
-    int64_t ms = (left + 999999) / 1000000, look = c->silent_ns / 6000000 + 1;
-    tp_region_await(c->region, c->base.rank, from >= 0 && c->link[from].ready == 0 ? from : out->peer);
+    int64_t ms = (left + 999999) / 1000000, look = c->halted != NULL ? HALTED_MS : c->silent_ns / 6000000 + 1;
+    tp_region_await(c->region, own_record(c), from >= 0 && c->link[from].ready == 0 ? from : out->peer);
     int ready = poll(c->polled, count, (int)(timeout == 0 || ms > look ? look : ms));
-    tp_region_await_no_more(c->region, c->base.rank);
+    tp_region_await_no_more(c->region, own_record(c));
     if (ready < 0 && errno != EINTR)
         return tp_fail(TP_EIO, "poll: %s", strerror(errno));
     for (int peer = 0; ready == 0 && peer < c->base.ranks; peer++)
         if (c->link[peer].fd >= 0 && !c->link[peer].gone && tp_socket_is_silent(c->link[peer].fd, c->silent_ns))
             lose(&c->link[peer], ETIMEDOUT);
-    return tp_comm_check_abort(&c->base, c->region);
+    return check_abort(c);
 }
 
 /* Send `out` whole, and have the oldest receive from rank `from` (-1: none) complete or shown to be wrong. */
@@ -230,7 +248,7 @@ begin(const tcp_comm *c, int peer)
     if (c->link[peer].fd < 0)
         return tp_fail(TP_EVALUE, "rank %d has no connection with rank %d: the communicator was made without this pair",
                        c->base.rank, peer);
-    return tp_comm_check_abort(&c->base, c->region);
+    return check_abort(c);
 }
 
 static tp_status
@@ -327,8 +345,10 @@ tcp_close(tp_comm *comm)
     tcp_comm *c = (tcp_comm *)comm;
     if (c->owner != getpid()) /* a fork has no thread to end and no connection to say goodbye over */
         return;
-    tp_control_close(c->control);
-    tp_links_close(&c->links);
+    if (c->halted == NULL) {
+        tp_control_close(c->control);
+        tp_links_close(&c->links);
+    }
     for (int peer = 0; peer < comm->ranks; peer++)
         free(c->link[peer].items);
     free(c->polled);
@@ -346,9 +366,49 @@ tcp_progress(tp_comm *comm)
     return TP_OK;
 }
 
+static tp_status
+tcp_aside(tp_comm *comm, const _Atomic int *halted, tp_comm **out);
+
 static const tp_comm_ops tcp_ops = {TP_COMM_ABI,   "tcp",        tcp_send,      tcp_recv_post,
                                     tcp_recv_wait, tcp_exchange, tcp_allgather, tcp_close,     NULL,         NULL, 0,
-                                    tcp_reserve,   NULL,         NULL,          NULL,          tcp_progress,  NULL};
+                                    tcp_reserve,   NULL,         NULL,          NULL,          tcp_progress,  NULL, tcp_aside};
+
+/* A link has its messages' state in each; a pair of ranks talks by one of the two at a time. */
+static tp_status
+tcp_aside(tp_comm *comm, const _Atomic int *halted, tp_comm **out)
+{
+    const tcp_comm *of = (const tcp_comm *)comm;
+    size_t ranks = (size_t)comm->ranks;
+    tcp_comm *c = calloc(1, sizeof *c);
+    if (c != NULL) {
+        c->polled = calloc(ranks + 1, sizeof *c->polled);
+        c->link = calloc(ranks, sizeof *c->link);
+    }
+    if (c == NULL || c->polled == NULL || c->link == NULL) {
+        if (c != NULL) {
+            free(c->polled);
+            free(c->link);
+        }
+        free(c);
+        return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
+    }
+    c->base = (tp_comm){&tcp_ops, comm->rank, comm->ranks, comm->timeout_ns, 0, 0};
+    c->region = of->region;
+    c->owner = of->owner;
+    c->control = of->control;
+    c->silent_ns = of->silent_ns;
+    c->halted = halted;
+    tp_status status = TP_OK;
+    for (size_t peer = 0; peer < ranks && status == TP_OK; peer++) {
+        c->link[peer].fd = of->link[peer].fd;
+        status = c->link[peer].fd < 0 ? TP_OK : more_room(c, &c->link[peer]);
+    }
+    if (status != TP_OK)
+        tcp_close(&c->base);
+    else
+        *out = &c->base;
+    return status;
+}
 
 static tp_status
 check(const tp_tcp_config *config, const tp_region *region)

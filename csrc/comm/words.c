@@ -22,6 +22,12 @@ tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
 }
 
 tp_status
+tp_comm_halted(const tp_comm *comm)
+{
+    return tp_fail(TP_EABORTED, "rank %d has given up what it sent and received aside", comm->rank);
+}
+
+tp_status
 tp_comm_check_owner(pid_t owner)
 {
     return owner == getpid() ? TP_OK : tp_fail(TP_EVALUE, "the communicator is of process %d and this is a fork of it, %d: one of its "
@@ -168,13 +174,15 @@ one_behind(const tp_region *region, int mine)
 static int
 awaited_by(const tp_region *region, int rank)
 {
-    uint64_t awaited = atomic_load_explicit(&tp_region_rank_at(region, rank)->awaited, memory_order_relaxed), own, step, unused;
+    uint64_t awaited = atomic_load_explicit(&tp_region_rank_at(region, rank)->awaited, memory_order_relaxed), own, step, doing;
+    tp_region_read_progress(region, rank, &own, &doing);
+    if (awaited == 0 && tp_region_is_update(doing)) /* its thread aside, for which it waits */
+        awaited = atomic_load_explicit(&tp_region_rank_at(region, rank + region->ranks)->awaited, memory_order_relaxed);
     if (awaited == TP_AWAITS_ALL)
         return one_missing(region, rank);
     if (awaited == 0 || awaited > (uint64_t)region->ranks)
         return -1;
-    tp_region_read_progress(region, rank, &own, &unused);
-    tp_region_read_progress(region, (int)awaited - 1, &step, &unused);
+    tp_region_read_progress(region, (int)awaited - 1, &step, &doing);
     return step > own ? -1 : (int)awaited - 1;
 }
 

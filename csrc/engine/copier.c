@@ -1,34 +1,16 @@
 /* Swaps beside the work (TP_BESIDE): the device makes the copies of a rank's SO and SI aside, in their order, while the rank goes on,
  * or where it cannot a thread of the rank does. The rank counts copies: what it has begun, what is done, and for each instruction
  * how many must be done before it. */
+#include "csrc/engine/helper.h"
 #include "csrc/engine/internal.h"
 
-#include <linux/futex.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "csrc/base/clock.h"
-#include "csrc/base/cpu_relax.h"
-
-#define SPINS 4000
-#define NAP_NS 100000000 /* between two looks whether the run was aborted */
 
 struct tp_engine_copier {
-    tp_engine *engine;
-    int64_t number;               /* of this step's copies, the next */
-    int threaded;                 /* the rest is of the thread's */
-    pthread_t thread;
-    _Atomic uint32_t begun, done; /* copies of all steps; they wrap */
-    _Atomic int ending;
-    uint32_t base;                /* done when this step began */
-    _Atomic int status;           /* of the first copy that failed, once `error` says why: a tp_status */
-    tp_error_state error;
+    int64_t number;          /* of this step's copies, the next */
+    tp_engine_helper helper; /* not running: the device copies */
 };
 
 int
@@ -79,23 +61,6 @@ tp_engine_match_copies(tp_engine *engine, const tp_program *program)
     return TP_OK;
 }
 
-static void
-futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *most)
-{
-    syscall(SYS_futex, (uint32_t *)word, operation | FUTEX_PRIVATE_FLAG, value, most, NULL, 0);
-}
-
-static int
-changes(_Atomic uint32_t *word, uint32_t seen)
-{
-    for (int spin = 0; spin < SPINS; spin++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != seen)
-            return 1;
-        tp_cpu_relax();
-    }
-    return 0;
-}
-
 static tp_status
 copy(tp_engine *engine, const tp_instr *instr)
 {
@@ -106,37 +71,15 @@ copy(tp_engine *engine, const tp_instr *instr)
                                  : ops->swap_in(stage, micro, instr->slice, slot, (int)TP_SLOT_GRADIENT(instr->slot));
 }
 
-static void
-copy_one(tp_engine_copier *copier, uint32_t number)
+static tp_status
+copy_one(tp_engine *engine, uint32_t number)
 {
-    tp_engine *engine = copier->engine;
     int64_t at = engine->copies[number];
     tp_event *event = &engine->events[at];
     event->start_ns = tp_clock_ns();
     tp_status status = copy(engine, &engine->code[at]);
     event->end_ns = tp_clock_ns();
-    if (status != TP_OK && atomic_load_explicit(&copier->status, memory_order_relaxed) == TP_OK) {
-        tp_error_save(&copier->error);
-        atomic_store_explicit(&copier->status, (int)status, memory_order_release); /* read while later copies go on */
-    }
-}
-
-static void *
-copier_main(void *argument)
-{
-    tp_engine_copier *copier = argument;
-    (void)prctl(PR_SET_NAME, "tp-copier"); /* for whoever looks at the process */
-    for (;;) {
-        uint32_t done = atomic_load_explicit(&copier->done, memory_order_relaxed);
-        while (!changes(&copier->begun, done) && !atomic_load(&copier->ending) &&
-               atomic_load_explicit(&copier->begun, memory_order_acquire) == done)
-            futex(&copier->begun, FUTEX_WAIT, done, NULL);
-        if (atomic_load(&copier->ending))
-            return NULL;
-        copy_one(copier, done - copier->base);
-        atomic_fetch_add_explicit(&copier->done, 1, memory_order_release);
-        futex(&copier->done, FUTEX_WAKE, 1, NULL);
-    }
+    return status;
 }
 
 tp_status
@@ -147,49 +90,19 @@ tp_engine_open_copier(tp_engine *engine)
     tp_engine_copier *copier = calloc(1, sizeof *copier);
     if (copier == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a copier");
-    copier->engine = engine;
     engine->copier = copier;
-    copier->threaded = engine->device->ops->aside_begin == NULL;
-    if (!copier->threaded)
-        return TP_OK;
-    int failure = pthread_create(&copier->thread, NULL, copier_main, copier);
-    if (failure != 0) {
-        copier->threaded = 0;
-        return tp_fail(TP_ERUNTIME, "the thread that swaps beside the work could not be started (%s): more memory (ulimit -v) or "
-                       "processes (ulimit -u) would be right", strerror(failure));
-    }
-    return TP_OK;
+    return engine->device->ops->aside_begin != NULL ? TP_OK
+                                                    : tp_engine_helper_open(&copier->helper, engine, "tp-copier", "swaps", copy_one);
 }
 
 void
 tp_engine_close_copier(tp_engine *engine)
 {
     tp_engine_copier *copier = engine->copier;
-    if (copier != NULL && copier->threaded) {
-        atomic_store(&copier->ending, 1);
-        atomic_fetch_add_explicit(&copier->begun, 1, memory_order_release); /* a wait for another number ends */
-        futex(&copier->begun, FUTEX_WAKE, 1, NULL);
-        pthread_join(copier->thread, NULL);
-    }
+    if (copier != NULL)
+        tp_engine_helper_close(&copier->helper);
     free(copier);
     engine->copier = NULL;
-}
-
-/* Until `number` copies of all steps are done. */
-static tp_status
-wait_until(tp_engine_copier *copier, uint32_t number)
-{
-    const struct timespec nap = {.tv_nsec = NAP_NS};
-    for (uint32_t done; (int32_t)(number - (done = atomic_load_explicit(&copier->done, memory_order_acquire))) > 0;) {
-        if (changes(&copier->done, done))
-            continue;
-        futex(&copier->done, FUTEX_WAIT, done, &nap);
-        TP_TRY(tp_engine_check_abort(copier->engine));
-    }
-    tp_status status = (tp_status)atomic_load_explicit(&copier->status, memory_order_acquire);
-    if (status != TP_OK)
-        tp_error_restore(&copier->error);
-    return status;
 }
 
 tp_status
@@ -199,10 +112,7 @@ tp_engine_begin_copies(tp_engine *engine)
     if (copier == NULL)
         return TP_OK;
     copier->number = 0;
-    uint32_t begun = atomic_load_explicit(&copier->begun, memory_order_relaxed);
-    TP_TRY(wait_until(copier, begun)); /* of a step that failed */
-    copier->base = begun;
-    return TP_OK;
+    return copier->helper.running ? tp_engine_helper_begin_step(&copier->helper) : TP_OK;
 }
 
 /* On the device, marks included. */
@@ -224,17 +134,16 @@ copy_aside(tp_engine *engine, int64_t i)
 tp_status
 tp_engine_begin_copy(tp_engine *engine, int64_t i)
 {
-    if (!engine->copier->threaded)
+    if (!engine->copier->helper.running)
         return copy_aside(engine, i);
-    atomic_fetch_add_explicit(&engine->copier->begun, 1, memory_order_release);
-    futex(&engine->copier->begun, FUTEX_WAKE, 1, NULL);
+    tp_engine_helper_go(&engine->copier->helper);
     return TP_OK;
 }
 
 tp_status
 tp_engine_wait_copies(tp_engine *engine, int64_t i)
 {
-    if (!engine->copier->threaded)
+    if (!engine->copier->helper.running)
         return engine->device->ops->aside_wait(engine->device, engine->copied[i] - 1);
-    return wait_until(engine->copier, engine->copier->base + (uint32_t)engine->copied[i]);
+    return tp_engine_helper_wait(&engine->copier->helper, (uint32_t)engine->copied[i]);
 }

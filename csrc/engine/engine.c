@@ -298,6 +298,8 @@ run_one(tp_engine *engine, const tp_instr *instr)
         TP_TRY(take_over(engine, instr));
         if (instr > engine->code && tp_instr_is_within(instr - 1))
             return tp_engine_go_back_within(engine, instr - engine->code);
+        if (tp_engine_sums_within(engine, instr - engine->code))
+            return tp_engine_go_back_summing(engine, instr - engine->code);
         if (instr->op == TP_OP_B && ops->backward != NULL)
             return ops->backward(stage, micro, instr->slice, slot, gslot);
         TP_TRY(ops->input_gradient(stage, micro, instr->slice, slot, gslot));
@@ -500,6 +502,7 @@ run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options
                                                          options != NULL));
     memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
     TP_TRY(tp_engine_begin_copies(engine));
+    TP_TRY(tp_engine_begin_sums(engine));
     memset(engine->received, 0, (size_t)engine->config.program->ranks * sizeof *engine->received);
     memset(engine->loan, 0, (size_t)engine->count * sizeof *engine->loan); /* the last step's gather ended when all had been read */
     for (int64_t i = 0, next; i < engine->count; i = next) {
@@ -511,6 +514,8 @@ run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options
             TP_TRY(run_stretch(engine, i, &now, &next));
         else
             TP_TRY(work(engine, i, &now));
+        if (computes(engine->code[i].op) && options != NULL)
+            tp_engine_went_back(engine, i, 0);
     }
     return options == NULL ? TP_OK : settle_events(engine);
 }

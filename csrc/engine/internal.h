@@ -21,6 +21,7 @@ typedef struct {
 } tp_engine_load;
 
 typedef struct tp_engine_copier tp_engine_copier;
+typedef struct tp_engine_summer tp_engine_summer;
 
 /* When a B made one of its blocks again. */
 typedef struct {
@@ -57,6 +58,7 @@ struct tp_engine {
     const int32_t *awaited; /* that, or NULL in an evaluation, which swaps nothing */
     int32_t *copies;        /* positions of the copies */
     tp_engine_copier *copier; /* NULL: none is, or it is emulated */
+    tp_engine_summer *summer; /* NULL: gradients are summed behind the work, or there is nothing to sum */
     tp_event *events;       /* [count] */
     tp_engine_part_ns *within; /* [R within B, by stage and micro-batch][blocks of the model that remake], of each R the first; NULL:
                                   it has none */
@@ -347,6 +349,33 @@ tp_engine_check_replicas(const tp_engine_config *config);
  * come to here, and of the sums: no work of this rank's (the simulator's "comm"). */
 TP_MUST_USE tp_status
 tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns);
+
+/* Of a stage's gradients `count` floats from `from` on, by this communicator and device. */
+TP_MUST_USE tp_status
+tp_engine_sum_some(tp_engine *engine, tp_comm *comm, tp_device *device, int stage, int64_t from, int64_t count);
+
+/* ---- summer.c: sums of gradients beside the work ---- */
+TP_MUST_USE tp_status
+tp_engine_open_summer(tp_engine *engine);
+void
+tp_engine_close_summer(tp_engine *engine);
+TP_MUST_USE tp_status
+tp_engine_begin_sums(tp_engine *engine);
+/* Is instruction i a B that goes back block by block, so that sums of some begin while others go back? */
+int
+tp_engine_sums_within(const tp_engine *engine, int64_t i);
+/* That B. */
+TP_MUST_USE tp_status
+tp_engine_go_back_summing(tp_engine *engine, int64_t i);
+/* Instruction i is done, or of a B that goes back block by block the blocks of the stage from `block` on are. */
+void
+tp_engine_went_back(tp_engine *engine, int64_t i, int block);
+/* All gradients are complete: returns when all are summed. */
+TP_MUST_USE tp_status
+tp_engine_end_sums(tp_engine *engine);
+/* Of a step that failed: returns when nothing goes on any more. */
+void
+tp_engine_halt_sums(tp_engine *engine);
 
 /* A communicator that takes the device's messages through the host's memory and `inner`; ended by its close. */
 TP_MUST_USE tp_status

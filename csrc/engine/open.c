@@ -277,7 +277,8 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     TP_TRY(tp_engine_reserve_posted(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace));
     TP_TRY(open_stages(engine));
-    return tp_engine_open_copier(engine);
+    TP_TRY(tp_engine_open_copier(engine));
+    return tp_engine_open_summer(engine);
 }
 
 /* What a proven program must have besides, to be trained by: messages, one OPT a stage, and an AR exactly where the two
@@ -359,6 +360,7 @@ tp_engine_close(tp_engine *engine)
     if (engine == NULL)
         return;
     tp_engine_close_copier(engine);
+    tp_engine_close_summer(engine);
     if (engine->staged != NULL)
         engine->staged->ops->close(engine->staged);
     if (engine->device != NULL) {

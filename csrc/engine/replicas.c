@@ -38,8 +38,10 @@ tp_engine_sums_bytes(const tp_engine_config *config)
     return (size_t)(tp_engine_members(config) - 1) * (size_t)tp_engine_message_floats(config) * sizeof(float);
 }
 
-/* Some floats of a gradient, cut into a part for each member. */
+/* Some floats of a gradient, cut into a part for each member; and by whom they are summed. */
 typedef struct {
+    tp_comm *comm;
+    tp_device *device;
     float *data;
     int64_t floats;
     int part;          /* the stage as its copy counts it */
@@ -81,7 +83,7 @@ rank_of_member(const tp_engine *engine, const share *all, int member)
 static tp_status
 exchange_parts(tp_engine *engine, const share *all, int other, int gathering)
 {
-    tp_comm *comm = engine->config.comm;
+    tp_comm *comm = all->comm;
     int64_t mine = part_floats(all, all->self), theirs = part_floats(all, other);
     float *my_part = all->data + part_begin(all, all->self), *their_part = all->data + part_begin(all, other);
     const float *out = gathering ? my_part : their_part;
@@ -108,7 +110,7 @@ meet_everybody(tp_engine *engine, const share *all, int gathering)
 static tp_status
 add_up(tp_engine *engine, const share *all)
 {
-    tp_device *device = engine->device;
+    tp_device *device = all->device;
     int64_t floats = part_floats(all, all->self);
     float *own = all->data + part_begin(all, all->self), *sum = all->self == 0 ? own : room_for(engine, all, 0);
     for (int member = 1; member < all->members; member++)
@@ -116,20 +118,29 @@ add_up(tp_engine *engine, const share *all)
     return sum == own ? TP_OK : device->ops->copy(device, own, sum, (size_t)floats * sizeof *own);
 }
 
-static tp_status
-sum_stage(tp_engine *engine, int stage)
+tp_status
+tp_engine_sum_some(tp_engine *engine, tp_comm *comm, tp_device *device, int stage, int64_t from, int64_t count)
 {
     const tp_engine_config *config = &engine->config;
     int members = tp_engine_members(config), self = config->replica * config->program->copies + tp_engine_copy(config, stage);
-    int64_t floats, most = members * tp_engine_message_floats(config);
+    int64_t floats, most = members * tp_engine_message_floats(config), end = from + count;
     float *gradients = config->provider->stage->gradients(engine->stage[stage], &floats);
-    for (int64_t begin = 0; begin < floats; begin += most) {
-        share all = {gradients + begin, floats - begin < most ? floats - begin : most, tp_engine_part(config, stage), members, self};
+    for (int64_t begin = from; begin < end; begin += most) {
+        int64_t some = end - begin < most ? end - begin : most;
+        share all = {comm, device, gradients + begin, some, tp_engine_part(config, stage), members, self};
         TP_TRY(meet_everybody(engine, &all, 0));
         TP_TRY(add_up(engine, &all));
         TP_TRY(meet_everybody(engine, &all, 1));
     }
     return TP_OK;
+}
+
+static tp_status
+sum_stage(tp_engine *engine, int stage)
+{
+    int64_t floats;
+    (void)engine->config.provider->stage->gradients(engine->stage[stage], &floats);
+    return tp_engine_sum_some(engine, engine->config.comm, engine->device, stage, 0, floats);
 }
 
 tp_status
@@ -142,6 +153,11 @@ tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns)
         return TP_OK;
     TP_TRY(engine->device->ops->settle(engine->device));
     int64_t before = tp_clock_ns();
+    if (engine->summer != NULL) {
+        TP_TRY(tp_engine_end_sums(engine));
+        *waited_ns = tp_clock_ns() - before;
+        return TP_OK;
+    }
     /* Only its twins must have come, as in the simulator: late stages are done first, and have summed before the first one is.
      * Part by part: a rank that has two stages has one of each copy, and so do all that it meets, who must be at the
      * same one. */

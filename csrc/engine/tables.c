@@ -391,6 +391,8 @@ tp_engine_fail(tp_engine *engine, tp_status status)
     if (status != TP_OK && status != TP_EABORTED && engine->config.region != NULL)
         tp_region_abort(engine->config.region, status, engine->first + engine->config.rank, tp_error_message());
     tp_comm *comm = engine->config.comm;
+    if (status != TP_OK)
+        tp_engine_halt_sums(engine);
     if (status != TP_OK && comm != NULL && comm->ops->withdraw != NULL) { /* the engine's memory may be given back from now on */
         tp_error_state reason;
         tp_error_save(&reason);

@@ -85,6 +85,20 @@ tp_engine_go_back_within(tp_engine *engine, int64_t i)
             made++;
         }
         TP_TRY(ops->backward_block(stage, micro, slot, gslot, block - first));
+        tp_engine_went_back(engine, i, block - first);
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_engine_go_back_summing(tp_engine *engine, int64_t i)
+{
+    const tp_instr *instr = &engine->code[i];
+    const int part = tp_engine_part(&engine->config, instr->stage), micro = tp_engine_micro(&engine->config, instr->micro);
+    const int slot = (int)TP_SLOT_ACTIVATION(instr->slot), gslot = (int)TP_SLOT_GRADIENT(instr->slot);
+    for (int block = engine->config.partition[part + 1] - engine->config.partition[part] - 1; block >= 0; block--) {
+        TP_TRY(engine->config.provider->stage->backward_block(engine->stage[instr->stage], micro, slot, gslot, block));
+        tp_engine_went_back(engine, i, block);
     }
     return TP_OK;
 }

@@ -296,15 +296,40 @@ tp_stage_check_state(const tp_stage_base *stage, int i, tp_state state)
     return TP_OK;
 }
 
+static const tp_stage_param *
+first_gradient(const tp_stage_base *base)
+{
+    const tp_stage_param *first = base->param;
+    while (first->grad == NULL) /* of a tied embedding, behind which its positions come */
+        first++;
+    return first;
+}
+
 float *
 tp_stage_gradients(tp_stage *stage, int64_t *floats)
 {
     const tp_stage_base *base = base_of(stage);
-    const tp_stage_param *last = &base->param[base->params - 1], *first = base->param;
-    while (first->grad == NULL) /* of a tied embedding, behind which its positions come */
-        first++;
+    const tp_stage_param *last = &base->param[base->params - 1], *first = first_gradient(base);
     *floats = last->grad + last->floats - first->grad;
     return first->grad;
+}
+
+int64_t
+tp_stage_block_gradients(const tp_stage *stage, int block, int64_t *first)
+{
+    const tp_stage_base *base = (const tp_stage_base *)(const void *)stage;
+    const tp_stage_block *self = &base->block[block];
+    const int all[] = {self->norm, self->norm_bias, self->in, self->in_bias, self->out, self->out_bias};
+    int low = base->params, high = -1;
+    *first = 0;
+    if (self->kind != TP_ATTENTION && self->kind != TP_FFN)
+        return 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        low = all[i] >= 0 && all[i] < low ? all[i] : low;
+        high = all[i] > high ? all[i] : high;
+    }
+    *first = base->param[low].grad - first_gradient(base)->grad;
+    return base->param[high].grad + base->param[high].floats - base->param[low].grad;
 }
 
 void *

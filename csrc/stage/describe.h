@@ -361,6 +361,8 @@ TP_MUST_USE tp_status
 tp_stage_check_state(const tp_stage_base *stage, int i, tp_state state);
 float *
 tp_stage_gradients(tp_stage *stage, int64_t *floats);
+int64_t
+tp_stage_block_gradients(const tp_stage *stage, int block, int64_t *first);
 void *
 tp_stage_guest(tp_stage *stage, int slot, size_t *bytes);
 void *

@@ -305,6 +305,7 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .tied_values = tp_stage_give_tied,
     .finish = tp_stage_finish,
     .gradients = tp_stage_gradients,
+    .block_gradients = tp_stage_block_gradients,
     .loss = tp_stage_loss,
     .sumsq = tp_stage_sumsq,
     .update_micro = tp_stage_update_micro,

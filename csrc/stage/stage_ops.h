@@ -218,6 +218,9 @@ typedef struct {
     /* The gradients of all the stage's tensors, one after another in an array of the device that depends on the stage's config alone
      * (what stands between them means nothing): replicas add them up after finish. NULL: this provider has no replicas. */
     float *(*gradients)(tp_stage *stage, int64_t *floats);
+    /* Of these the floats of a block of the stage that is no embedding and no head, and where they begin: complete once the block has
+     * gone back last, not to be touched by finish. Of other blocks 0. Blocks' lie in their order. NULL: replicas add up after finish. */
+    int64_t (*block_gradients)(const tp_stage *stage, int block, int64_t *first);
     /* Sum of -log p over the batch in canonical order; 0 where the stage has no head. */
     tp_status (*loss)(tp_stage *stage, double *out);
     /* Before sumsq of the first of a rank's stages, of each: what sumsq will read is on its way, so that the device has the work of all.
@@ -244,7 +247,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 15u
+#define TP_PROVIDER_ABI 16u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 
