@@ -12,9 +12,9 @@ from .config import counted, human_gap, human_seconds, timeout
 from .cost import CostModel
 from .engine import in_threads
 from .links import Links
-from .partition import block_counts, updated_params
+from .partition import block_counts
 from .plan import Plan
-from .planning.judge import Candidate, Judge, Replicas
+from .planning.judge import Candidate, Judge, Replicas, sums_of
 from .planning.own_program import OWN
 from .planning.savings import Savings
 from .schedule import SUM, Program, Timeline, tables
@@ -101,9 +101,9 @@ def _durations(plan: Plan, costs: CostModel) -> dict[str, Any]:
     replicas = Replicas.of(plan.cluster, plan.ranks, plan.data_parallel, costs)
     if plan.schedule == OWN:                # stages may be on any ranks; what is made again takes what it took
         out = costs.durations(plan.program, partition=plan.stages, slicing=plan.slicing, model=plan.model, links=links)
-        params = updated_params(plan.model, block_counts(plan.model, plan.stages))
-        sums = np.tile(replace(replicas, copies=plan.copies).seconds(4.0 * params) + np.zeros(len(params)), plan.copies)[:, None]
-        return {**out, "OPT": out["OPT"] + sums, SUM: np.broadcast_to(sums, out["OPT"].shape),
+        sums = sums_of(plan.model, tuple(plan.stages), block_counts(plan.model, plan.stages), replace(replicas, copies=plan.copies))
+        tables = {name: np.broadcast_to(np.tile(each, plan.copies)[:, None], out["OPT"].shape) for name, each in sums.items()}
+        return {**out, **tables, "OPT": out["OPT"] + tables[SUM],
                 **{op: plan.durations[op] for op in ("R", "SO", "SI") if op in plan.durations}}
     judge = Judge(plan.model, costs, plan.ranks, plan.chunks, None, replicas, links=links)
     savings = Savings(tuple(plan.recompute), tuple(plan.swap))

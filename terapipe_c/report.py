@@ -17,7 +17,7 @@ from ._core import OPS
 from ._files import path_of, write_text
 from .config import counted, human_bytes, human_seconds
 from .doctor import cpu_quota
-from .schedule import NORM, SUM, Timeline
+from .schedule import BESIDE, LAST, NORM, SUM, Timeline
 
 __all__ = ["Report"]
 
@@ -52,9 +52,10 @@ def loss_curve(steps: Sequence[int], losses: Sequence[float], width: int = 640, 
 
 
 def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64] | None = None, *, update: bool = True,
+                beside: Mapping[str, NDArray[np.float64]] | None = None,
                 handover_s: float = 0.0, between_s: float = 0.0) -> float:
     """Seconds of the step by the simulator, if every operation takes what it was measured to take; of several replicas
-    the slowest's. sums: [stages] seconds of the replicas' sums, which no interval holds.
+    the slowest's. sums: [stages] seconds of the replicas' sums, which no interval holds; beside: a plan's of those beside the work.
 
     Laid beside the measured step it judges the schedule and the engine alone: the cost model and the machine's drift since
     the profile are out of it. intervals: rank, op, stage, micro, slice, start_s, end_s of one step (Timeline.intervals).
@@ -68,6 +69,7 @@ def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64]
         seconds["OPT"] += np.asarray(sums)[:, None]
         seconds[SUM] = np.broadcast_to(np.asarray(sums)[:, None], seconds["OPT"].shape)
     for seconds in each:
+        seconds |= {name: np.broadcast_to(table[:, :1], table.shape) for name, table in (beside or {}).items()}
         seconds |= {op: np.where(seconds[op] > 0, seconds[op] + between_s, 0) for op in _ISSUED if op in seconds}
         if not update and "OPT" in seconds:
             seconds[NORM] = seconds["OPT"]
@@ -177,6 +179,7 @@ class Report:
         planned = plan.timeline()
         sums = dict(getattr(plan, "durations", {})).get(SUM)
         sums = None if sums is None else sums[:, 0]
+        beside = {name: plan.durations[name] for name in (BESIDE, LAST) if name in dict(getattr(plan, "durations", {}))}
         replicas, predicted = job["ranks"] // plan.ranks, float(planned.work_s - (0.0 if sums is None else sums.sum()))
         timed = bool(times) and (sums is not None or int(getattr(plan, "data_parallel", 1)) * int(getattr(plan, "copies", 1)) == 1)
         caveats = _crowded(job, plan.program.swaps_beside)
@@ -197,7 +200,7 @@ class Report:
             bubbles={cause: float(seconds) for cause, seconds in bubbles.items()},
             predicted_bubbles={cause: replicas * float(seconds) for cause, seconds in dict(plan.bubbles).items()},
             last_step_time_s=times[-1] if times else None,
-            resimulated_step_time_s=resimulated(plan.program, intervals, sums) if timed else None,
+            resimulated_step_time_s=resimulated(plan.program, intervals, sums, beside=beside) if timed else None,
             work_ratio=timeline.work_s / (replicas * predicted) if timed and predicted > 0 else None,
             losses=[record["loss"] for record in records],
             steps=[record["step"] for record in records],

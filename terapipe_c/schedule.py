@@ -56,7 +56,10 @@ CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "swap", 
 #: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 SUM = "OPT.sum"     # of OPT's seconds, those in which replicas add up their gradients
+BESIDE = "OPT.beside"  # not of OPT's seconds: those in which they do so beside the work, as blocks go back last
+LAST = "OPT.last"   # and of these, those of the block that goes back last of all
 NORM = "OPT.norm"   # and those in which each rank measures the sums: the norm of all is global. Both come before the ranks meet
+_SUMS = (SUM, BESIDE, LAST, NORM)
 #: What the message seconds of `Tables` are called.
 _MESSAGES = ("comm_s", "comm_s", "comm.a", "comm.b", "comm.back", "comm.latency", "comm.guest")
 CODE = {name: code for code, name in enumerate(OPS)}
@@ -141,12 +144,12 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     latencies = [given.pop(name, None) for name in ("comm.latency", "comm.latency.back")]
     if latencies[0] is None and latencies[1] is not None:
         raise InvalidValueError("cost has 'comm.latency.back' and no 'comm.latency', that of messages there: both would be right")
-    unknown = [name for name in given if name not in CODE and name not in HALVES and name not in (SUM, NORM)]
+    unknown = [name for name in given if name not in CODE and name not in HALVES and name not in _SUMS]
     if unknown:
         raise InvalidValueError(
             f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm; of halves {' '.join(HALVES)}, "
-            f"comm.a and comm.b; {SUM} of replicas, {NORM}; comm.back of gradients where they take other seconds, "
-            "comm.latency of a link that carries one message at a time; of guests comm.guest"
+            f"comm.a and comm.b; {SUM}, {BESIDE} and {LAST} of replicas, {NORM}; comm.back of gradients where they take other "
+            "seconds, comm.latency of a link that carries one message at a time; of guests comm.guest"
         )
     comm = _array("comm_s", comm_s)
     if comm.ndim or comm != 0.0:

@@ -35,6 +35,8 @@ tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations 
     if (status == TP_OK && durations->latency_s != NULL)
         status = tp_sched_links_open(program, &engine->links);
     tp_sched_links_reset(&engine->links, durations);
+    if (status == TP_OK)
+        status = tp_sched_sums_open(program, durations, &engine->beside);
     if (status != TP_OK) {
         tp_engine_close(engine);
         return status;
@@ -216,6 +218,25 @@ emulate_copy(tp_engine *engine, int64_t i, int64_t due_ns)
     return TP_OK;
 }
 
+/* When the sums beside the rank's work are done that goes on until due_ns; due_ns, or later. */
+static int64_t
+summed_ns(const tp_engine *engine, int64_t due_ns)
+{
+    const tp_program *program = engine->config.program;
+    const tp_sched_sums *sums = &engine->beside;
+    const int rank = engine->config.rank;
+    double done_s = 0.0;
+    for (int32_t n = sums->begin == NULL ? 0 : sums->begin[rank]; sums->begin != NULL && n < sums->begin[rank + 1]; n++) {
+        const int stage = sums->stages[n];
+        const int64_t at = sums->last[stage] - program->begin[rank];
+        const double end_s = 1e-9 * (double)engine->events[at].end_ns;
+        done_s = tp_sched_sum_beside(engine->durations, stage, engine->code[at].op == TP_OP_B, done_s,
+                                     end_s - seconds_of(engine, engine->code[at].op, 0, &engine->code[at]), end_s);
+    }
+    int64_t done_ns = (int64_t)(1e9 * done_s);
+    return done_ns > due_ns ? done_ns : due_ns;
+}
+
 /* The ranks meet when each has summed and measured its gradients; the first OPT begins so long before as that took this one. */
 static tp_status
 meet_for_norm(tp_engine *engine, int64_t *due_ns)
@@ -223,6 +244,7 @@ meet_for_norm(tp_engine *engine, int64_t *due_ns)
     double before;
     tp_program_update_s(engine->config.program, engine->durations, engine->config.rank, &before);
     int64_t before_ns = (int64_t)(1e9 * before);
+    *due_ns = summed_ns(engine, *due_ns);
     TP_TRY(meet(engine, *due_ns + before_ns, due_ns));
     *due_ns -= before_ns;
     return TP_OK;

@@ -4,6 +4,7 @@
 
 #include "csrc/engine/engine.h"
 #include "csrc/sched/links.h"
+#include "csrc/sched/sums.h"
 
 /* Behind the per-parameter sums of squares, each rank's contribution to the gather that ends a step. */
 enum { TP_GATHER_LOSS, TP_GATHER_STOP, TP_GATHER_EXTRA };
@@ -73,6 +74,7 @@ struct tp_engine {
     int64_t *stamps; /* [count] when the message of a receive or send left */
     int64_t copied_ns; /* when all copies are done that were begun */
     tp_sched_links links;
+    tp_sched_sums beside;
 };
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */

@@ -373,6 +373,7 @@ tp_engine_close(tp_engine *engine)
     if (engine->heap != NULL) {
         tp_heap_free(engine->heap, engine->stamps);
         tp_sched_links_close(&engine->links);
+        tp_sched_sums_close(&engine->beside);
         tp_engine_drop_tables(engine);
     }
     tp_heap_close(engine->private);

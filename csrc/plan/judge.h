@@ -30,6 +30,7 @@ typedef struct {
      * kind; copied: more where the head is without the embedding, and less where that is without the head. */
     double update_s, update_param_s, update_head_s, ring_s[2], ring_param_s[2];
     double params[TP_BLOCK_KINDS], copied;
+    int beside;               /* 1: replicas of one copy add up attentions' and FFNs' gradients beside the work (tp_durations.beside_s) */
 } tp_judge_costs;
 
 /* *bytes of a guest (sched.h) of a stage of blocks [first, end), whose largest micro-batch has `batch` sequences of seq_len tokens

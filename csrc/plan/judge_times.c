@@ -6,7 +6,7 @@
 
 #include "csrc/model/waits.h"
 
-enum { F, I, W, UPDATE, SUMS, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
+enum { F, I, W, UPDATE, SUMS, BESIDE, LAST, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
 /* Of the halves of forwards, behind the whole's; or of guests. */
 enum { F_FIRST = WHOLE, F_SECOND, LINK_FIRST, LINK_SECOND, COPY_FIRST, COPY_SECOND, SPARE_I, SPARE_W, ALL };
 enum { GUEST = WHOLE, GUEST_COPY, WITH_GUESTS };
@@ -103,6 +103,23 @@ make_room(tp_judge *judge, int64_t units, const tp_candidate *c)
 
 /* ---- work ---------------------------------------------------------------------------------------------------------------- */
 
+/* The replicas' ring over so many parameters. */
+static double
+ring_s(const tp_judge_costs *costs, int more, double params)
+{
+    return params > 0.0 ? costs->ring_s[more] + costs->ring_param_s[more] * params : 0.0;
+}
+
+/* Of the stage's block that goes back last, of those that are no embedding and no head. */
+static double
+last_params(const tp_judge *judge, const tp_candidate *c, int stage)
+{
+    for (int32_t i = c->boundary[stage]; i < c->boundary[stage + 1]; i++)
+        if (judge->asked.kind[i] == TP_ATTENTION || judge->asked.kind[i] == TP_FFN)
+            return judge->asked.costs.params[judge->asked.kind[i]];
+    return 0.0;
+}
+
 static void
 time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
 {
@@ -123,8 +140,12 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
             params += count[kind] * costs->params[kind];
         int ends = count[TP_HEAD] - count[TP_EMBEDDING]; /* 1, -1: the two of a tied weight */
         params += ends * costs->copied;
-        double ring = costs->ring_s[more] + costs->ring_param_s[more] * params;
-        /* Only a stage's first cell of UPDATE, SUMS and EXCHANGE is ever read, but where it is U's. */
+        double inner = count[TP_ATTENTION] * costs->params[TP_ATTENTION] + count[TP_FFN] * costs->params[TP_FFN];
+        int beside = costs->beside && more == 0;
+        double ring = ring_s(costs, more, beside ? params - inner : params);
+        table_of(judge, BESIDE)[k * units] = beside ? ring_s(costs, more, inner) : 0.0;
+        table_of(judge, LAST)[k * units] = beside ? ring_s(costs, more, last_params(judge, c, k)) : 0.0;
+        /* Only a stage's first cell of UPDATE, SUMS, BESIDE, LAST and EXCHANGE is ever read, but where it is U's. */
         table_of(judge, UPDATE)[k * units] =
             costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring;
         table_of(judge, SUMS)[k * units] = ring;
@@ -286,6 +307,10 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
         out->seconds[TP_OP_OPT] = NULL;
     } else {
         out->sum_s = table_of(judge, SUMS);
+        if (judge->asked.costs.beside && tp_judge_copies(c->order) == 1) {
+            out->beside_s = table_of(judge, BESIDE);
+            out->last_s = table_of(judge, LAST);
+        }
     }
     return TP_OK;
 }

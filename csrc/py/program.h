@@ -58,9 +58,9 @@ tp_py_program_build_bpipe(PyObject *type, PyObject *args); /* (ranks, slices) */
 PyObject *
 tp_py_program_build_pipedream(PyObject *type, PyObject *args); /* (ranks, slices) */
 
-/* What one cost may be of: a table of each operation, of six halves, of OPT's sum and norm, six arrays of messages' seconds and one
+/* What one cost may be of: a table of each operation, of six halves, of OPT's three sums and its norm, six arrays of messages' seconds and one
  * of their latency, and bytes. */
-enum { TP_PY_COST_VIEWS = TP_OPS + 6 + 2 + 7 + 1 };
+enum { TP_PY_COST_VIEWS = TP_OPS + 6 + 4 + 7 + 1 };
 
 /* Durations from Python: `tables` maps operation names to float64 arrays that the strides index. */
 typedef struct {

@@ -268,6 +268,10 @@ typedef struct {
     const double *sum_s;             /* the part of OPT's seconds in which replicas add up gradients; strides as above; NULL: 0 */
     const double *norm_s;            /* the part of OPT's seconds in which the sums' norm is measured; both parts come before the ranks
                                         meet; strides as above; NULL: 0 */
+    /* Not of OPT's seconds: those in which replicas add up a stage's gradients beside the work, from when the first of its blocks has gone
+     * back last, and of these those of the block that goes back last of all. A rank's are summed one after another; what is left of them
+     * comes before OPT. Strides as above; NULL: 0, and all of beside_s. */
+    const double *beside_s, *last_s;
     const double *guest_comm_s;      /* [stages * units], read at slice 0: of a guest of the stage, there or back. Guests have a
                                         link of their own, which takes one at a time in each direction; NULL: 0 */
 } tp_durations;
@@ -444,7 +448,7 @@ typedef struct {
 } tp_timeline;
 
 /* Why ranks idle. With R ranks, makespan T, w[r] the seconds rank r is at work (R and swaps included; messages, AR and replicas'
- * sums, sum_s, not), W = max w:
+ * sums, sum_s and beside_s, not), W = max w:
  *   recompute  = seconds in R instructions, summed over ranks
  *   swap       = the same of SO and SI: the rank waits for its copies; + R * (T - Ts) of those beside the work
  *                Ts: makespan of the same program with copies beside the work that take no time

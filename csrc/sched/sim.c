@@ -1,44 +1,11 @@
 /* One program, many durations: the ops in the order in which the worklist came by them, so that one evaluation is one
  * pass end[i] = max(end[previous on the rank], end[maker] + lag) + seconds. */
-#include "csrc/sched/copier.h"
-#include "csrc/sched/links.h"
+#include "csrc/sched/sim.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "csrc/base/deadline.h"
-
-typedef struct {
-    int32_t previous, maker; /* indices in this order; -1 */
-    int32_t unit;
-    uint16_t stage;
-    uint8_t op, flags;
-} node; /* 16 bytes */
-
-/* FIRST, SECOND: of which half the node is, as TP_HALF_*; *_APART: so is its message; COPIED: with the first half, or for the B that R
- * is within. */
-enum { FIRST = TP_HALF_FIRST, SECOND = TP_HALF_SECOND, IN_REMOTE = 4, OUT_REMOTE = 8, IN_APART = 16, OUT_APART = 32, COPIED = 64,
-       GUEST = 128 }; /* SE, SL, or RL where what was loaded is read */
-enum { AHEAD = 48 }; /* nodes between asking for the seconds of one and reading them */
-
-struct tp_sim {
-    int64_t count, units;
-    int32_t ranks, stages;
-    int two_places, halved;
-    int32_t *last;       /* [ranks] last node of the rank's body; -1 */
-    node *nodes;         /* bodies: F B I W R, SO and SI; SF and SB that are not right behind what they send */
-    node *ends;          /* AR, OPT: stage and op; grouped by rank */
-    int32_t *ends_begin; /* [ranks + 1] */
-    double *end;         /* [count] */
-    double *there;       /* [count] when its message has come: a guest's, and where links carry one at a time any */
-    double *guest_free;  /* [2 * stages] of tp_sched_guest_send, there and back; NULL: there are no guests */
-    tp_sched_links links;
-    tp_sched_copiers copiers; /* of a program that swaps beside its work */
-    int32_t *rank_of;         /* [stages]; NULL: it does not */
-    uint8_t *place;           /* [count] of an F or SO: tp_sched_place; NULL likewise */
-    double *clock;       /* [ranks] */
-    int64_t asked;       /* steps since somebody was asked whether to stop */
-};
 
 void
 tp_sim_close(tp_sim *sim)
@@ -57,6 +24,9 @@ tp_sim_close(tp_sim *sim)
     free(sim->rank_of);
     free(sim->place);
     free(sim->clock);
+    tp_sched_sums_close(&sim->sums);
+    free(sim->gone);
+    free(sim->whole);
     free(sim);
 }
 
@@ -352,6 +322,8 @@ tp_sched_sim_open(const tp_program *program, unsigned ops, tp_sim **out)
         status = copiers_open(program, ops, sim);
     if (status == TP_OK)
         status = find_order(&o, ops, sim);
+    if (status == TP_OK)
+        status = tp_sim_find_sums(program, sim);
     sim->halved = o.halves != NULL;
     free(o.made_f);
     free(o.made_b);
@@ -498,46 +470,6 @@ run_plain_nodes(tp_sim *sim, const tp_durations *d, int64_t begin, int64_t behin
     }
 }
 
-/* Of a rank: its AR from `from` on, or its OPT (only). */
-static void
-run_end(const tp_sim *sim, const tp_durations *d, int r, int only, double from)
-{
-    for (int32_t e = sim->ends_begin[r]; e < sim->ends_begin[r + 1]; e++)
-        if (sim->ends[e].op == only)
-            sim->clock[r] = (sim->clock[r] > from ? sim->clock[r] : from) + tp_durations_s(d, only, 0, sim->ends[e].stage, 0);
-}
-
-/* Of the rank's OPTs together, what comes before the ranks meet. */
-static double
-before_s(const tp_sim *sim, const tp_durations *d, int r)
-{
-    double total = 0.0, before;
-    for (int32_t e = sim->ends_begin[r]; e < sim->ends_begin[r + 1]; e++)
-        if (sim->ends[e].op == TP_OP_OPT) {
-            tp_durations_update_s(d, sim->ends[e].stage, &before);
-            total += before;
-        }
-    return total;
-}
-
-/* AR, for which both ends meet at meet_s, then OPT, from each rank's clock on; leaves when the last ends: csrc/sched/simulate.c,
- * run_ends. */
-static double
-run_ends(const tp_sim *sim, const tp_durations *d, double meet_s)
-{
-    double met = 0.0, last = 0.0;
-    for (int r = 0; r < sim->ranks; r++) {
-        run_end(sim, d, r, TP_OP_AR, meet_s);
-        double measured = sim->clock[r] + before_s(sim, d, r);
-        met = measured > met ? measured : met;
-    }
-    for (int r = 0; r < sim->ranks; r++) {
-        run_end(sim, d, r, TP_OP_OPT, met - before_s(sim, d, r));
-        last = sim->clock[r] > last ? sim->clock[r] : last;
-    }
-    return last;
-}
-
 void
 tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
 {
@@ -560,7 +492,7 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
         if (sim->ends_begin[r] < sim->ends_begin[r + 1] && sim->ends[sim->ends_begin[r]].op == TP_OP_AR)
             meet = sim->clock[r] > meet ? sim->clock[r] : meet;
     }
-    *makespan_s = run_ends(sim, &d, meet);
+    *makespan_s = tp_sim_run_ends(sim, &d, meet);
 }
 
 void

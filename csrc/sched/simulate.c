@@ -137,6 +137,27 @@ before_meeting(const sim *s, int r, double before[TP_LANES])
         before[l] = !is_ideal(s, l) ? all : all > sums ? all - sums : 0.0;
 }
 
+/* Ranks whose sums beside the work are not done when they come to their OPT begin it then. */
+static void
+wait_for_sums(const sim *s)
+{
+    const int lanes = tp_lane_count(s->kept), copied = s->kept & TP_LANE_COPIED ? tp_lane_at(s->kept, TP_LANE_COPIED) : 0;
+    for (int r = 0; s->gone != NULL && r < s->p->ranks; r++) {
+        double done[2] = {0.0, 0.0};
+        if (s->next[r] == s->p->begin[r + 1])
+            continue;
+        for (int32_t n = s->summed.begin[r]; n < s->summed.begin[r + 1]; n++) {
+            int v = s->summed.stages[n], whole = s->p->code[s->summed.last[v]].op == TP_OP_B;
+            for (int i = 0; i < 2; i++)
+                done[i] = tp_sched_sum_beside(s->d, v, whole, done[i], s->gone[v][i][0], s->gone[v][i][1]);
+        }
+        double *clock = &s->clock[r * lanes];
+        clock[0] = done[0] > clock[0] ? done[0] : clock[0];
+        if (copied > 0)
+            clock[copied] = done[1] > clock[copied] ? done[1] : clock[copied];
+    }
+}
+
 /* By lanes: the latest of the ranks, of one that stands at its OPT when it has measured its gradients; or of those at an AR. */
 static void
 latest(const sim *s, int at_sums, double most[TP_LANES])
@@ -145,6 +166,8 @@ latest(const sim *s, int at_sums, double most[TP_LANES])
     int lanes = tp_lane_count(s->kept);
     for (int l = 0; l < lanes; l++)
         most[l] = 0.0;
+    if (!at_sums)
+        wait_for_sums(s);
     for (int r = 0; r < p->ranks; r++) {
         if (at_sums && !(s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR))
             continue;

@@ -102,6 +102,9 @@ open_links(tp_worklist *w, unsigned ops)
         tp_sched_links_reset(&w->links[i], w->d);
     }
     TP_TRY(ops & TP_SCHED_HAS_BESIDE ? tp_sched_copiers_open(w->p, &w->copiers) : TP_OK);
+    TP_TRY(tp_sched_sums_open(w->p, w->d, &w->summed));
+    if (w->summed.last != NULL && (w->gone = calloc((size_t)w->p->stages, sizeof *w->gone)) == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the sums of %d stages", w->p->stages);
     TP_TRY(tp_sched_halves(w->p, ops, &w->halves));
     return ops & TP_SCHED_GUESTS ? open_guests(w) : TP_OK;
 }
@@ -140,6 +143,8 @@ tp_worklist_close(tp_worklist *w)
         free(w->guest_free[i]);
     }
     tp_sched_copiers_close(&w->copiers);
+    tp_sched_sums_close(&w->summed);
+    free(w->gone);
     free(w->halves);
     free(w->guest);
     free(w->awaited);
@@ -430,11 +435,21 @@ typedef struct {
     double work;
 } turn;
 
+static void
+note_gone(tp_worklist *w, const tp_instr *i, moment start, moment end)
+{
+    const double both[2][2] = {{start.given, end.given}, {start.copied, end.copied}};
+    if (i->op == TP_OP_B || i->op == TP_OP_W)
+        memcpy(w->gone[i->stage], both, sizeof both);
+}
+
 INLINE void
 compute(tp_worklist *w, turn *t, int64_t k, moment start, double seconds, double even)
 {
     t->clock = behind(start, seconds, even);
     t->work += seconds;
+    if (w->gone != NULL)
+        note_gone(w, &w->p->code[k], start, t->clock);
     if (w->line != NULL)
         tp_worklist_note(w, t->rank, k, start.given, t->clock.given);
 }

@@ -10,6 +10,7 @@
 #include "csrc/sched/copier.h"
 #include "csrc/sched/internal.h"
 #include "csrc/sched/links.h"
+#include "csrc/sched/sums.h"
 
 typedef struct tp_stage_state tp_stage_state;
 
@@ -37,6 +38,8 @@ typedef struct {
     tp_sched_copiers copiers;
     int32_t *stack;
     int stacked;
+    tp_sched_sums summed;
+    double (*gone)[2][2]; /* [stages][given, copied] when its last gradients so far began and ended; NULL: no sums beside the work */
     tp_timeline *line; /* NULL: no intervals */
     int64_t *interval; /* [ranks] where the rank's next interval goes */
     int64_t asked;     /* steps since somebody was asked whether to stop */

@@ -157,10 +157,10 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     """No plan of this configuration is faster, by what the mean rank must do.
 
     A step takes at least the mean over the ranks of: the rank's part of the work of its replica's sequences (``least_s`` each),
-    the fixed overhead of every instruction of its chunks, its updates, its share of the ring's all-reduce, and the wait before it
-    can begin, which is r messages for rank r. With two copies of the model in opposite directions (``copies``) a rank has a stage
-    of each: it updates both and sums both gradients, but each sequence passes only one of them; and it can begin when a message
-    from the nearer end has arrived.
+    the fixed overhead of every instruction of its chunks, its updates, its share of the ring's all-reduce (or, where that is made
+    beside the work, the longer of the two), and the wait before it can begin, which is r messages for rank r. With two copies of
+    the model in opposite directions (``copies``) a rank has a stage of each: it updates both and sums both gradients, but each
+    sequence passes only one of them; and it can begin when a message from the nearer end has arrived.
     """
     costs, params, share = request.costs, float(request.model.num_params), request.batch // replicas
     link = replace(replace(request, replicas=replicas).link(ranks), copies=copies)
@@ -169,7 +169,8 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     update: float = (costs.optimizer_stage_s * chunks + costs.optimizer_param_s * params / ranks) * copies
     ring = float(link.seconds(4.0 * params / (ranks * chunks))) * chunks * copies
     before = sum(rank if copies == 1 else min(rank, ranks - 1 - rank) for rank in range(ranks)) / ranks
-    return least_s * share / ranks + fixed + update + ring + least_latency_s(request) * before
+    work = least_s * share / ranks + fixed
+    return (max(work, ring) if link.overlaps else work + ring) + update + least_latency_s(request) * before
 
 
 def again_bound_s(request: Request, again: Sequence[str]) -> dict[int, float]:
@@ -205,8 +206,8 @@ def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, lea
     link = replace(request, replicas=replicas).link(ranks)
     share = request.batch // replicas
     units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
-    ring = float(link.seconds(0.0))
-    each = costs.optimizer_param_s + float(link.seconds(4.0)) - ring
+    ring = 0.0 if link.overlaps else float(link.seconds(0.0))   # beside the work it may be hidden
+    each = costs.optimizer_param_s + (0.0 if link.overlaps else float(link.seconds(4.0)) - ring)
     fixed = chunks * (len(PHASES) * costs.overhead_s * units + costs.optimizer_stage_s + ring)
     update = updated_of_kind(request.model)
     work = [max(least.work[b.kind], least.first[b.kind]) + each * update[b.kind] + costs.optimizer_head_s * (b.kind == "head")

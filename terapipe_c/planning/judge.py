@@ -23,7 +23,8 @@ from ..cost import CostModel, filled
 from ..engine import cut_least, cut_stages, dimensions, rank_memory, saves_bytes
 from ..guests import BPIPE, guest_bytes, guest_seconds
 from ..links import Links, of_copies, rank_of
-from ..partition import block_counts, updated_params
+from ..partition import block_counts, block_params, updated_params
+from ..schedule import BESIDE, LAST, SUM
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
 from .deadline import abandoning, check_time
 from .savings import NOTHING, Savings, attends, saving
@@ -57,7 +58,8 @@ class Replicas:
 
     An all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter and
     all-gather, d - 1 messages each (Patarasu & Yuan 2009); and, where ranks copy their messages themselves, the seconds of these
-    copies at both ends. It is counted once a step on every stage, before its update, with no overlap with the backward.
+    copies at both ends. It is counted once a step on every stage, before its update. Where ``beside``, attentions and FFNs are
+    summed as each has gone back last, beside the rank's other work; embedding and head behind it.
     """
 
     count: int = 1
@@ -65,6 +67,7 @@ class Replicas:
     bandwidth_Bps: float = 1.0
     copy_byte_s: float = 0.0      #: seconds a byte of each copy that a rank makes itself
     copies: int = 1               #: copies of the model in each replica (Chimera: 2); all of them sum their gradients
+    beside: bool = False          #: a rank adds up beside its work; of one copy, and but for the embedding and the head
 
     @classmethod
     def of(cls, cluster: Cluster, ranks: int, count: int, costs: CostModel) -> Replicas:
@@ -72,17 +75,48 @@ class Replicas:
         copies."""
         near = ranks * count <= (cluster.devices_per_node or cluster.num_devices)
         link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
-        return cls(count, *link, costs.copy_byte_s if costs.backend == "cpu" else 0.0)
+        return cls(count, *link, costs.copy_byte_s if costs.backend == "cpu" else 0.0, beside=costs.backend == "cpu")
 
     @property
     def members(self) -> int:
         """Members of an all-reduce."""
         return self.count * self.copies
 
+    @property
+    def overlaps(self) -> bool:
+        """Are most sums made beside the work?"""
+        return self.beside and self.count > 1 and self.copies == 1
+
     def seconds(self, size: Any) -> Any:
         """Seconds of an all-reduce of ``size`` bytes."""
         byte_s = 1 / self.bandwidth_Bps + 2 * self.copy_byte_s
         return 2 * (self.members - 1) * (self.latency_s + size / self.members * byte_s) if self.members > 1 else 0.0
+
+
+def _inner(counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """[stages, kinds] without embeddings and heads."""
+    return counts * np.array([kind in ("attention", "ffn") for kind in KINDS], np.int32)
+
+
+def _ring_s(ring: Replicas, params: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(params > 0, ring.seconds(4.0 * params), 0.0)
+
+
+def sums_behind(model: GPTConfig, counts: NDArray[np.int32], ring: Replicas) -> NDArray[np.float64]:
+    """[stages] seconds in which replicas add up what they do not beside their work. counts: blocks of each kind."""
+    params = updated_params(model, counts)
+    return _ring_s(ring, params - _inner(counts) @ block_params(model) if ring.overlaps else params)
+
+
+def sums_of(model: GPTConfig, partition: Cut, counts: NDArray[np.int32], ring: Replicas) -> dict[str, NDArray[np.float64]]:
+    """Seconds of the replicas' sums on each stage, as ``Program.makespan`` takes them."""
+    out = {SUM: sums_behind(model, counts, ring)}
+    if ring.overlaps:
+        each = block_params(model)
+        kinds = [[KINDS.index(block.kind) for block in model.blocks[a:e]] for a, e in partition]
+        last = [next((each[k] for k in of if KINDS[k] in ("attention", "ffn")), 0.0) for of in kinds]
+        out |= {BESIDE: _ring_s(ring, _inner(counts) @ each), LAST: _ring_s(ring, np.array(last, np.float64))}
+    return out
 
 
 def copies_of(schedule: str) -> int:
@@ -188,8 +222,8 @@ class Judge:
         return counts, update_s + self._sums(counts, ring)
 
     def _sums(self, counts: NDArray[np.int32], ring: Replicas) -> NDArray[np.float64]:
-        """Seconds of each stage's sum over the replicas."""
-        return np.asarray(ring.seconds(4.0 * updated_params(self.model, counts)) + np.zeros(len(counts)))
+        """Seconds of each stage's sum over the replicas, of what is summed behind the work."""
+        return sums_behind(self.model, counts, ring)
 
     def updates(self, cut: Cut) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds of each stage's update, and of these those of its sum over the replicas."""
@@ -221,7 +255,7 @@ class Judge:
                                           schedule == PIPEDREAM)
         ring = replace(self.replicas, copies=copies_of(schedule))
         if ring.members > 1:
-            out["OPT.sum"] = self._sums(work[0], ring)
+            out |= sums_of(self.model, partition, work[0], ring)
         if again.any():
             out["R"] = self.costs.recompute_s(of(again), self._slice_work(slicing), kept)
         if any(savings.swap_s):
@@ -344,7 +378,8 @@ class Judge:
         if self._core is None:
             where = self.costs.where.arguments
             memory = dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count, self.savings.at_once
-            self._core = self.costs.judge(self.model, self.ranks, self.chunks, (self._ring(1), self._ring(2)), memory,
+            rings = self._ring(1), self._ring(2), self.replicas.beside
+            self._core = self.costs.judge(self.model, self.ranks, self.chunks, rings, memory,
                                           saves_bytes(self.savings.recompute), self.links)
         return self._core
 
