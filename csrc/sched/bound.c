@@ -209,6 +209,29 @@ add_work(bound *b)
             }
 }
 
+/* Sums beside the work, one after another: none begins before some stage of the rank goes back for the last time, whatever else it does
+ * before that. From when the rank begins until all are done, and the norm of what it sums is measured. */
+static double
+sums_s(bound *b, int r)
+{
+    const tp_program *p = b->p;
+    double early = 1e300, sums = 0.0, before;
+    for (int v = 0; b->d->beside_s != NULL && v < p->stages; v++) {
+        int64_t begin = p->offset[tp_program_micro_begin(p, v)], end = p->offset[tp_program_micro_end(p, v)];
+        double all = 0.0, last = 0.0;
+        if (p->rank_of[v] != r)
+            continue;
+        for (int64_t u = begin; u < end && !tp_deadline_told_after(&b->asked, 32); u++) {
+            all += unit_s(b, v, u);
+            last = larger(last, backward_s(b, v, u, 1) + returned_s(b, v, u));
+        }
+        early = all - last < early ? all - last : early;
+        sums += b->d->beside_s[v * b->d->stage_stride];
+    }
+    tp_program_update_s(p, b->d, r, &before);
+    return sums > 0.0 ? early + sums + before : 0.0;
+}
+
 /* The step's end: what of OPT follows the norm starts on no rank before all have met. */
 static double
 update_s(const bound *b)
@@ -246,7 +269,8 @@ find(bound *b, uint8_t *done, double *bound_s)
     for (int r = 0; r < p->ranks; r++) {
         double late = b->late[r] + tp_sched_before_meeting_s(p, b->d, r);
         if (b->work[r] > 0.0)
-            most = larger(most, b->head[r] + larger(b->work[r] + larger(b->tail[r], late), b->copies[r] + b->tail[r]));
+            most = larger(most, b->head[r] + larger(larger(b->work[r] + larger(b->tail[r], late), b->copies[r] + b->tail[r]),
+                                                    sums_s(b, r)));
     }
     *bound_s = most + update_s(b);
 }
