@@ -42,6 +42,13 @@ tp_program_strip(const tp_program *program, tp_program **out)
     return TP_OK;
 }
 
+/* Is a tied weight on two ranks? */
+static int
+ends_apart(const tp_program *p, int tied)
+{
+    return tied && p->rank_of[0] != p->rank_of[tp_program_copy_stages(p) - 1];
+}
+
 int64_t
 tp_program_complete_length(const tp_program *compute, int pending, int tied)
 {
@@ -54,8 +61,8 @@ tp_program_complete_length(const tp_program *compute, int pending, int tied)
         if ((forward && tp_program_remote(p, i->stage + 1) && tp_sched_leaving(p, i)) || (backward && tp_program_remote(p, i->stage)))
             length += 2; /* both ends of its message */
     }
-    for (int v = 0; v < p->stages && tied; v++)
-        length += tp_program_is_first(p, v) || tp_program_is_last(p, v);
+    if (ends_apart(p, tied))
+        length += 2 * (p->stages / tp_program_copy_stages(p));
     return length;
 }
 
@@ -440,7 +447,7 @@ tp_status
 tp_sched_lower(const tp_program *compute, unsigned ops, int tied, tp_program **out)
 {
     lowering l = {.from = compute};
-    tp_status status = lower(&l, ops, tied && compute->rank_of[0] != compute->rank_of[tp_program_copy_stages(compute) - 1]);
+    tp_status status = lower(&l, ops, ends_apart(compute, tied));
     tp_pairs_close(&l.pairs);
     free(l.message_begin);
     free(l.message);
