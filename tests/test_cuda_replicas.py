@@ -72,7 +72,7 @@ FAULTS = {   # what happens to whom, and the words of the first who sees it
     "hangs on the device": ({**ONE, "lag": True, "timeout_s": 2.0},
                             r"rank (\d) waited 2 s to exchange gradients with rank (?!\1)\d" + DOING),
     "does not come": ({**ONE, "late": 1, "timeout_s": 2.0},
-                      r"rank (0) waited 2 s for the other ranks to gather; rank 1 is at step 0 while"),
+                      r"rank (0) waited 2 s for NCCL's message with rank 1; rank 1 is at step 0 while"),    # its twin's sums
     "dies": ({"dead": 3}, r"rank (3) was killed"),
     "dies while its twins wait for it": ({"dead": 0, **ONE, "replicas": 3}, r"rank (0) was killed"),
 }
