@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
 from ._steps import remove_stale
-from ._threads import begin, no_thread, refused
+from ._threads import LOOK_S, begin, no_thread, refused
 from .backend import choose
 from .config import counted, flag, timeout
 from .engine import lent_bytes
@@ -306,7 +306,8 @@ class Run(Outcome):
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
-                self._changed.wait(left)
+                # not for ever: a signal that comes right before, as may be the last that happens, is heard when this returns
+                self._changed.wait(LOOK_S if left is None else min(left, LOOK_S))
             fresh, last, over = self._history[seen:], self._history[-1:], self._over
             self._changed.release()
         except BaseException:
