@@ -71,8 +71,7 @@ class Replicas:
 
     @classmethod
     def of(cls, cluster: Cluster, ranks: int, count: int, costs: CostModel) -> Replicas:
-        """``count`` pipelines of ``ranks`` ranks on a cluster. CPUs copy messages into and out of rings; GPUs need no such
-        copies."""
+        """``count`` pipelines of ``ranks`` ranks on a cluster. CPUs copy messages into and out of rings; GPUs need not."""
         near = ranks * count <= (cluster.devices_per_node or cluster.num_devices)
         link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
         return cls(count, *link, costs.copy_byte_s if costs.backend == "cpu" else 0.0, beside=costs.backend == "cpu")
