@@ -370,7 +370,7 @@ class Engine:
         isa: str | None = None, threads: int = 1, memory_bytes: int = 0, provider: object = None, device: int = 0,
         dtype: str | None = None, eager: bool = False, reproducible: bool = False, candidates: int = 0, staged: bool = False,
         part: object = None, saves: bytes | None = None, store: str | bytes | PathLike[str] | None = None,
-        replicas: int = 1, replica: int = 0,
+        replicas: int = 1, replica: int = 0, sums_beside: bool = False,
     ) -> Self: ...
     @classmethod
     def emulated(cls, program: Program, rank: int, durations: _Costs, comm: Comm | None = None) -> Engine: ...

@@ -298,6 +298,7 @@ def plan_flags(p: argparse.ArgumentParser, planner: bool = True) -> None:
     ):
         group.add_argument(f"--{name}", type=kind, help=text)
     group.add_argument("--swaps-beside", action="store_true", help="a rank has a core to spare for its swaps")
+    group.add_argument("--sums-beside", action="store_true", help="a rank has a core to spare for sums of replicas' gradients")
     group.add_argument("--swap-folder", help="plans for this machine may swap activations to files here: how fast is measured")
 
 

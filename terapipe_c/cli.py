@@ -182,6 +182,7 @@ def _cluster(args: argparse.Namespace, backend: str, dtype: str) -> Any:
         "peak_flops": args.peak_flops,
         "host_bandwidth_Bps": args.host_bandwidth_Bps,
         "swaps_beside": args.swaps_beside or None,
+        "sums_beside": args.sums_beside or None,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if args.devices is None:

@@ -375,6 +375,8 @@ class Cluster:
             nothing is swapped.
         swaps_beside: a rank on a CPU swaps beside its work, by a thread for which its device has a core to spare; False: it makes
             the copies itself. On CUDA a stream of its own makes them, always.
+        sums_beside: a rank on a CPU adds up its replicas' gradients beside its backward (attentions' and FFNs', as each has gone
+            back for the last time), by a thread for which its device has a core to spare; False: behind it, itself.
         node_link_latency_s, node_link_bandwidth_Bps: of the links within a node, such as NVLink, where they are other ones: link_*
             are then those between nodes. Of messages within a node costs that are given say more. None, both: links are alike.
     """
@@ -391,6 +393,7 @@ class Cluster:
     node_link_latency_s: float | None = None
     node_link_bandwidth_Bps: float | None = None
     swaps_beside: bool = False
+    sums_beside: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -401,7 +404,8 @@ class Cluster:
             raise no_divisor("devices_per_node", self.devices_per_node, "num_devices", self.num_devices)  # type: ignore[arg-type]
         put(self, "memory_bytes", max(1, int(real("memory_bytes", self.memory_bytes))))
         put(self, "is_local", flag("is_local", self.is_local))
-        put(self, "swaps_beside", flag("swaps_beside", self.swaps_beside))
+        for name in ("swaps_beside", "sums_beside"):
+            put(self, name, flag(name, getattr(self, name)))
         put(self, "link_latency_s", real("link_latency_s", self.link_latency_s, zero=True))
         put(self, "link_bandwidth_Bps", real("link_bandwidth_Bps", self.link_bandwidth_Bps))
         for name in ("peak_flops", "memory_bandwidth_Bps", "host_bandwidth_Bps", "node_link_latency_s", "node_link_bandwidth_Bps"):
@@ -430,7 +434,8 @@ class Cluster:
 
         swap_folder: plans may swap; host_bandwidth_Bps is what all devices at once measure for files in this folder, each
         copying 128 MiB out and in, six times. Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
-        should be of the same disk. Where there are two cores a device, ranks swap beside their work (swaps_beside).
+        should be of the same disk. Where there are two cores a device, ranks swap beside their work (swaps_beside), and
+        add up replicas' gradients beside it (sums_beside).
         """
         from ._files import check_writable, path_of
         from .doctor import usable_cores
@@ -450,7 +455,7 @@ class Cluster:
         return cls(num_devices=devices, devices_per_node=devices, memory_bytes=max(1, _local_memory_bytes() // devices),
                    link_latency_s=2e-6, link_bandwidth_Bps=5e9, is_local=True,
                    host_bandwidth_Bps=None if folder is None else swap_bandwidth(folder, min(devices, cores)),
-                   swaps_beside=folder is not None and cores >= 2 * devices)
+                   swaps_beside=folder is not None and cores >= 2 * devices, sums_beside=cores >= 2 * devices)
 
     @classmethod
     def _of_gpus(cls, num_devices: int | None) -> Cluster:
@@ -492,7 +497,7 @@ class Cluster:
         """Fields by name; ``Cluster.from_dict`` reads them back."""
         given = asdict(self)          # without what older files do not know either, so that their digests hold
         return {k: v for k, v in given.items()
-                if not (v is None and k.startswith("node_link_")) and not (v is False and k == "swaps_beside")}
+                if not (v is None and k.startswith("node_link_")) and not (v is False and k in ("swaps_beside", "sums_beside"))}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Cluster:

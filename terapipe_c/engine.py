@@ -127,7 +127,7 @@ class RankEngine:
                  replica: int = 0, **device: Any) -> None:
         """stages: of one copy of the model. recompute, swap: per block, as in `Plan`. store: the folder where what is swapped
         goes, on the CPU. replicas: copies of the program that add their gradients, on one communicator; `rank` is of this
-        replica. device: on a GPU the arguments of `_core.Engine` that say which and how."""
+        replica. device: more arguments of `_core.Engine`, on a GPU those that say which and how."""
         self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)), comm,
                                   threads=threads, memory_bytes=memory_bytes, saves=saves_bytes(recompute, swap), store=store,
                                   replicas=replicas, replica=replica, **backend.arguments, **device)
@@ -218,7 +218,7 @@ class _TrainingEngine(RankEngine):
         self.gpu = cuda.devices()[device["device"]].name if device else ""
         super().__init__(plan.model, plan.stages, plan.slicing, plan.program, of_replica, comm, threads=job["threads_per_rank"],
                          recompute=plan.recompute, swap=plan.swap, store=store_of(job), replicas=plan.data_parallel,
-                         replica=replica, **device)
+                         replica=replica, sums_beside=plan.cluster.sums_beside, **device)
         share = plan.batch // plan.data_parallel
         self._sequences = slice(replica * share, (replica + 1) * share)
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],

@@ -149,6 +149,8 @@ def test_cluster_is_a_checked_value():
     plain = Cluster(4)
     assert (plain.memory_bytes, plain.link_latency_s, plain.link_bandwidth_Bps) == (16 * 10**9, 5e-6, 12.5e9)
     assert not plain.swaps_beside and not plain.is_local and plain.peak_flops is plain.host_bandwidth_Bps is None
+    assert not plain.sums_beside and "sums_beside" not in plain.to_dict()
+    assert Cluster.from_dict(Cluster(4, sums_beside=True).to_dict()).sums_beside
     assert Cluster(4, memory_bytes=0.5).memory_bytes == 1 and Cluster(4, memory_bytes=2.9).memory_bytes == 2     # not 0
     assert Cluster(4).devices_per_node == 4 and isinstance(c.memory_bytes, int)
     for field, value in (("num_devices", 0), ("devices_per_node", 7), ("memory_bytes", -1), ("link_latency_s", float("nan")),

@@ -25,10 +25,10 @@ WAYS = [(1, 1, "gpipe", [(3, [24])]), (2, 1, "1f1b", [(1, [24])] * 3), (2, 1, "s
         (1, 2, "interleaved", [(1, [11, 13])] * 3), (2, 1, "zb-h1", [(1, [24])] * 3), (3, 1, "gpipe", [(1, [12, 12])] * 3)]
 
 
-def planned(model, replicas, way=WAYS[0], batch=6, link_bandwidth_Bps=None, **options):
+def planned(model, replicas, way=WAYS[0], batch=6, link_bandwidth_Bps=None, beside=True, **options):
     stages, chunks, schedule, slicing = way
     link = {} if link_bandwidth_Bps is None else {"link_bandwidth_Bps": link_bandwidth_Bps}
-    cluster = tp.Cluster(num_devices=stages * replicas, peak_flops=1e12, **link)
+    cluster = tp.Cluster(num_devices=stages * replicas, peak_flops=1e12, sums_beside=beside, **link)
     return tp.plan(model, cluster, batch=batch, seq_len=24, planner="uniform" if chunks == 1 else "auto", stages=stages,
                    chunks=chunks, schedule=schedule, slicing=slicing, data_parallel=replicas, **options)
 
@@ -45,10 +45,11 @@ def trained(plan, steps=3, **options):
 
 @pytest.mark.parametrize("model", [MODEL, UNTIED], ids=["tied", "untied"])
 def test_the_same_bits_whatever_the_stages(model, tmp_path):
+    """And whether the sums go beside the work."""
     wanted, weights = None, None
     for i, way in enumerate(WAYS):
         out = tmp_path / str(i)
-        run = trained(planned(model, 2, way), processes=i == 1, threads_per_rank=1 + i % 2, out=out, eval_every=3,
+        run = trained(planned(model, 2, way, beside=i != 2), processes=i == 1, threads_per_rank=1 + i % 2, out=out, eval_every=3,
                       checkpoint_every=3)
         losses = [(r.loss, r.grad_norm, r.eval_loss) for r in run.history]
         params = tp.load_checkpoint(out).params
@@ -179,6 +180,7 @@ def test_a_rank_sums_before_the_ranks_meet():
     met = max(summed)
     assert plan.step_time_s == pytest.approx(met + max(plan.durations["OPT"][:, 0] - sums), rel=1e-12)
     assert plan.timeline().makespan_s == pytest.approx(plan.step_time_s, rel=1e-12)
+    assert "OPT.beside" not in planned(model, 2, (2, 1, "gpipe", [(3, [24])]), beside=False).durations
     assert sums.min() > 0 and done[1] < done[0] and met < max(done) + (sums + plan.durations["OPT.beside"][:, 0]).max()
 
 

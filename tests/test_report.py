@@ -9,7 +9,7 @@ from terapipe_c.report import Report, loss_curve, resimulated
 from terapipe_c.schedule import BESIDE, INTERVAL, LAST, OPS, SUM, Timeline
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=64, block_size=32)
-CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_bandwidth_Bps=1e9, peak_flops=1e9)
+CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_bandwidth_Bps=1e9, peak_flops=1e9, sums_beside=True)
 
 
 def told(plan, slower, steps=(9.0, 3.0, 4.0, 5.0)):

@@ -26,6 +26,7 @@ typedef struct {
      * of them), and add their gradients before the update. 0: one. This rank is in copy `replica`, 0 to replicas - 1; the
      * communicator is of all, copy after copy. */
     int replicas, replica;
+    int sums_beside; /* 1: a thread beside the rank's, which wants a core, adds them up while it goes on, where that can be (summer.c) */
     tp_model model;
     /* Of a program with two copies of the model (sched.h) slicing and partition are of one of them: the copies are replicas too,
      * of sequences [copy * batch, (copy + 1) * batch), whose gradients are added as if each had ranks of its own. */

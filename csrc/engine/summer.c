@@ -120,7 +120,7 @@ static int
 can_sum_beside(const tp_engine *engine)
 {
     const tp_engine_config *config = &engine->config;
-    return tp_engine_members(config) > 1 && config->program->copies == 1 && engine->updates == 0 && engine->staged == NULL &&
+    return config->sums_beside && tp_engine_members(config) > 1 && config->program->copies == 1 && engine->updates == 0 && engine->staged == NULL &&
            config->provider->host_memory && config->provider->stage->block_gradients != NULL &&
            config->provider->stage->backward_block != NULL && config->comm->ops->aside != NULL;
 }

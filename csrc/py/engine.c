@@ -36,18 +36,18 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "rank", "model",   "partition", "slicing", "comm",
                             "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", "reproducible",
-                            "candidates", "staged", "part", "saves", "store", "replicas", "replica", NULL};
+                            "candidates", "staged", "part", "saves", "store", "replicas", "replica", "sums_beside", NULL};
     PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None, *part = Py_None;
     PyObject *saves = Py_None, *store = NULL;
     const char *dtype = NULL;
     unsigned long long memory = 0;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOOO&ii", names, &program, &config.rank, &model, &partition,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOOO&iip", names, &program, &config.rank, &model, &partition,
                                      &slicing, &comm, &config.device.isa, &config.device.threads, &memory, &provider,
                                      &config.device.device, &dtype, &config.device.eager, &config.device.reproducible,
                                      &config.device.candidates, &config.staged, &part, &saves, view_store, &store,
-                                     &config.replicas, &config.replica))
+                                     &config.replicas, &config.replica, &config.sums_beside))
         return NULL;
     engine_object *self = (engine_object *)type->tp_alloc(type, 0);
     if (self == NULL) {
@@ -523,14 +523,14 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_methods, engine_methods},
     {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0, "
                 "provider=None, device=0, dtype=None, eager=False, reproducible=False, candidates=0, staged=False, part=None, "
-                "saves=None, store=None, replicas=1, replica=0)\n--\n\n"
+                "saves=None, store=None, replicas=1, replica=0, sums_beside=False)\n--\n\n"
                 "One rank: its stages, its list of instructions, its memory. provider: a backend module's capsule, None: the "
                 "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs; "
                 "reproducible: products give a row the same bits whatever is multiplied with it; candidates: algorithms timed "
                 "for each product; staged: messages go through the host's memory; part: a " TP_PARTITION_CAPSULE " capsule, a part of the GPU; "
                 "saves: a byte for each block: 0 it keeps what its backward needs, 1 makes it again, 2 swaps it to a "
                 "file in the folder `store`; replicas: copies of the program on a communicator of all their ranks, copy after copy, "
-                "which add their gradients; replica: which of them this rank is in."},
+                "which add their gradients; replica: which of them this rank is in; sums_beside: a thread beside the rank's adds them up."},
     {0, NULL},
 };
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,

@@ -57,9 +57,8 @@ class Replicas:
     """Data parallelism: how many pipelines, and the link on which they sum their gradients.
 
     An all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter and
-    all-gather, d - 1 messages each (Patarasu & Yuan 2009); and, where ranks copy their messages themselves, the seconds of these
-    copies at both ends. It is counted once a step on every stage, before its update. Where ``beside``, attentions and FFNs are
-    summed as each has gone back last, beside the rank's other work; embedding and head behind it.
+    all-gather, d - 1 messages each (Patarasu & Yuan 2009); and the seconds of copies that ranks make at both ends. It is counted
+    once a step on every stage, before its update; ``beside``, of attentions and FFNs as each has gone back last, beside other work.
     """
 
     count: int = 1
@@ -74,7 +73,8 @@ class Replicas:
         """``count`` pipelines of ``ranks`` ranks on a cluster. CPUs copy messages into and out of rings; GPUs need not."""
         near = ranks * count <= (cluster.devices_per_node or cluster.num_devices)
         link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
-        return cls(count, *link, costs.copy_byte_s if costs.backend == "cpu" else 0.0, beside=costs.backend == "cpu")
+        copy_byte_s, beside = (costs.copy_byte_s, cluster.sums_beside) if costs.backend == "cpu" else (0.0, False)
+        return cls(count, *link, copy_byte_s, beside=beside)
 
     @property
     def members(self) -> int:
