@@ -163,9 +163,10 @@ _Candidate: TypeAlias = tuple[int, int, _Int, _Int, _Int, _Int]
 
 def judge_open(
     pack: tuple[Any, ...], messages: tuple[float, float, float, float, float, float, float, float, bool, bool],
-    updates: tuple[float, float, float, float], ring: tuple[float, float], ring_of_copies: tuple[float, float], beside: bool,
+    updates: tuple[float, float, float, float], ring: tuple[float, float], ring_of_copies: tuple[float, float],
+    shards: tuple[float, float], shards_of_copies: tuple[float, float], beside: bool,
     params: tuple[float, float, float, float], kinds: _Int, ranks: int, chunks: int, tied: bool,
-    memory: tuple[tuple[int, ...], CapsuleType | None, str | None, int, bool], recompute: bytes | None,
+    memory: tuple[tuple[int, ...], CapsuleType | None, str | None, int, bool, bool], recompute: bytes | None,
     apart: tuple[float, float, bytes | None], /,
 ) -> CapsuleType: ...
 def judge_run(
@@ -370,7 +371,7 @@ class Engine:
         isa: str | None = None, threads: int = 1, memory_bytes: int = 0, provider: object = None, device: int = 0,
         dtype: str | None = None, eager: bool = False, reproducible: bool = False, candidates: int = 0, staged: bool = False,
         part: object = None, saves: bytes | None = None, store: str | bytes | PathLike[str] | None = None,
-        replicas: int = 1, replica: int = 0, sums_beside: bool = False,
+        replicas: int = 1, replica: int = 0, sums_beside: bool = False, shards: bool = False,
     ) -> Self: ...
     @classmethod
     def emulated(cls, program: Program, rank: int, durations: _Costs, comm: Comm | None = None) -> Engine: ...
@@ -379,6 +380,7 @@ class Engine:
         eps: float = 1e-08, weight_decay: float = 0.0, grad_clip: float = 0.0, update: bool = True, stop: bool = False,
     ) -> tuple[float, float, bool, int, int]: ...
     def evaluate(self, tokens: _Int, /) -> float: ...
+    def gather(self, state: Literal["m", "v"], /) -> None: ...
     def params(self) -> list[tuple[int, int, int]]: ...
     def load(self, stage: int, i: int, state: _State, array: NDArray[np.float32], /) -> None: ...
     def read(self, stage: int, i: int, state: _State, /) -> NDArray[np.float32]: ...
@@ -390,23 +392,23 @@ class Engine:
 
 def rank_memory(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
-    provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
+    provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1, shards: bool = False,
 ) -> list[int]: ...
 def lent_bytes(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
-    provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
+    provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1, shards: bool = False,
 ) -> list[int]: ...
 def swap_bytes(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
-    provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
+    provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1, shards: bool = False,
 ) -> list[int]: ...
 def cut_stages(
     program: Program, model: _Dimensions, slicing: _Slicing, limit: int, seconds: _Float, provider: object = None,
-    dtype: str | None = None, saves: bytes | None = None, replicas: int = 1, by_pairs: bool = False,
+    dtype: str | None = None, saves: bytes | None = None, replicas: int = 1, by_pairs: bool = False, shards: bool = False,
 ) -> list[int] | None: ...
 def cut_least(
     program: Program, model: _Dimensions, slicing: _Slicing, low: int, high: int, close: float, provider: object = None,
-    dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
+    dtype: str | None = None, saves: bytes | None = None, replicas: int = 1, shards: bool = False,
 ) -> list[int] | None: ...
 def memory_room(root: str | bytes | PathLike[str] = "", /) -> tuple[int | None, int | None, bool]: ...
 def store_time(folder: str | bytes | PathLike[str], bytes: int, rounds: int, /) -> _Float: ...
@@ -417,7 +419,7 @@ def guest_bytes(
 def least_memory(
     model: _Dimensions, slicing: _Slicing, unit: int, batch: int, ranks: int, rank_of: Sequence[int], slots: Sequence[int],
     replicas: int, copies: int, saves: bytes | None = None, all_saved: bytes | None = None, partition: Sequence[int] | None = None,
-    provider: object = None, dtype: str | None = None, apart: bool = False,
+    provider: object = None, dtype: str | None = None, apart: bool = False, shards: bool = False,
 ) -> int: ...
 def stage_memory(
     model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int,

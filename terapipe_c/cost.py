@@ -484,11 +484,11 @@ class CostModel:
             least[kind] = min(least.get(kind, 1.0), share)
         return {kind: share for kind, share in least.items() if any(name.startswith(kind) for name in self.remade)}
 
-    def judge(self, model: GPTConfig, ranks: int, chunks: int, rings: tuple[tuple[float, float], tuple[float, float], bool],
+    def judge(self, model: GPTConfig, ranks: int, chunks: int, rings: tuple[Any, ...],
               memory: tuple[Any, ...], recompute: bytes | None = None, links: Links = Links()) -> Any:     # noqa: B008 (frozen)
-        """The C core's judge of plans under these costs. rings: seconds that replicas add to an update, and more for each of the
-        stage's parameters, of replicas of one copy of the model and of two, and whether the first's go beside the work; memory,
-        recompute: what ``_core.judge_open`` says."""
+        """The C core's judge of plans under these costs. rings: seconds of replicas' sums, and more for each of the stage's
+        parameters, of replicas of one copy of the model and of two; the same of what shards add to an update; and whether the
+        first go beside the work; memory, recompute: what ``_core.judge_open`` says."""
         copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
         messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.ends_byte_s[1], self.element_bytes * model.n_embd,
                     *(self.tied_s(model, links) if model.tie_weights else (0.0, 0.0, 0.0)), self.backend == "cuda",

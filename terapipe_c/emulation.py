@@ -14,7 +14,8 @@ from .engine import in_threads
 from .links import Links
 from .partition import block_counts
 from .plan import Plan
-from .planning.judge import Candidate, Judge, Replicas, sums_of
+from .planning.judge import Candidate, Judge
+from .planning.replicas import Replicas, sums_of, update_more
 from .planning.own_program import OWN
 from .planning.savings import Savings
 from .schedule import SUM, Program, Timeline, tables
@@ -98,7 +99,7 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
 def _durations(plan: Plan, costs: CostModel) -> dict[str, Any]:
     """Seconds of the plan's instructions under other costs; swaps keep the plan's, which are the cluster's."""
     links = Links.of(plan.cluster, plan.ranks, plan.data_parallel)
-    replicas = Replicas.of(plan.cluster, plan.ranks, plan.data_parallel, costs)
+    replicas = Replicas.of(plan.cluster, plan.ranks, plan.data_parallel, costs, plan.shard_optimizer)
     if plan.schedule == OWN:                # stages may be on any ranks; what is made again takes what it took
         out = costs.durations(plan.program, partition=plan.stages, slicing=plan.slicing, model=plan.model, links=links)
         sums = sums_of(plan.model, tuple(plan.stages), block_counts(plan.model, plan.stages), replace(replicas, copies=plan.copies))

@@ -61,11 +61,11 @@ def of_one_copy(slicing: Slicing, program: _core.Program) -> Slicing:
 
 def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program,
                 threads: int = 1, backend: Backend = CPU, recompute: Sequence[bool] = (),
-                swap: Sequence[int] = (), replicas: int = 1) -> list[int]:
+                swap: Sequence[int] = (), replicas: int = 1, shards: bool = False) -> list[int]:
     """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated. Of a GPU its memory alone. Of
-    several replicas, the ranks of one."""
+    several replicas, the ranks of one; shards: each of which has AdamW's moments of a part (``Plan.shard_optimizer``)."""
     return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)), threads=threads,
-                             saves=saves_bytes(recompute, swap), replicas=replicas, **backend.arguments)
+                             saves=saves_bytes(recompute, swap), replicas=replicas, shards=shards, **backend.arguments)
 
 
 def lent_bytes(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, backend: Backend = CPU,
@@ -84,7 +84,7 @@ def swap_bytes(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, 
 
 def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int, seconds: NDArray[np.float64],
                backend: Backend = CPU, recompute: Sequence[bool] = (), replicas: int = 1,
-               by_pairs: bool = False) -> list[tuple[int, int]] | None:
+               by_pairs: bool = False, shards: bool = False) -> list[tuple[int, int]] | None:
     """The stages within ``limit`` bytes a rank, as :func:`rank_memory` counts them, the longest of which takes least; None: there
     are none. seconds: [blocks], whole numbers. Exact where a rank has one stage and keeps nothing of another's. Of several stages a
     rank, between which blocks are moved, what is least is about the seconds of a step; none within the limit is missed where ranks
@@ -92,17 +92,18 @@ def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int,
     requests. by_pairs: of such pairs those whose slowest rank is fastest, where even stages do not lead to as fast ones. Where
     something is recomputed the program is taken to be theirs."""
     bounds = _core.cut_stages(program, dimensions(model), cut(of_one_copy(slicing, program)), min(limit, 1 << 62), seconds,
-                              saves=saves_bytes(recompute), replicas=replicas, by_pairs=by_pairs, **backend.arguments)
+                              saves=saves_bytes(recompute), replicas=replicas, by_pairs=by_pairs, shards=shards,
+                              **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))
 
 
 def cut_least(model: Any, slicing: Slicing, program: _core.Program, low: int, high: int, close: float = 0.0, backend: Backend = CPU,
-              recompute: Sequence[bool] = (), replicas: int = 1) -> list[tuple[int, int]] | None:
+              recompute: Sequence[bool] = (), replicas: int = 1, shards: bool = False) -> list[tuple[int, int]] | None:
     """The stages that need least of a rank, of limits in (low, high] bytes, looked for by halves until they are within ``close`` of
     the limit or a few bytes; None: there are none within a limit that was tried. Of several stages a rank they may need no
     more than ``low``, and are those that need least as far as :func:`cut_stages` misses none. The rest as there."""
     bounds = _core.cut_least(program, dimensions(model), cut(of_one_copy(slicing, program)), low, min(high, 1 << 62), close,
-                             saves=saves_bytes(recompute), replicas=replicas, **backend.arguments)
+                             saves=saves_bytes(recompute), replicas=replicas, shards=shards, **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))
 
 
@@ -124,13 +125,15 @@ class RankEngine:
     def __init__(self, model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, rank: int,
                  comm: _core.Comm | None, *, threads: int = 1, memory_bytes: int = 0, backend: Backend = CPU,
                  recompute: Sequence[bool] = (), swap: Sequence[int] = (), store: str | None = None, replicas: int = 1,
-                 replica: int = 0, **device: Any) -> None:
+                 replica: int = 0, shards: bool = False, **device: Any) -> None:
         """stages: of one copy of the model. recompute, swap: per block, as in `Plan`. store: the folder where what is swapped
         goes, on the CPU. replicas: copies of the program that add their gradients, on one communicator; `rank` is of this
-        replica. device: more arguments of `_core.Engine`, on a GPU those that say which and how."""
+        replica. shards: each has AdamW's moments of a part, and updates that alone. device: more arguments of `_core.Engine`, on a GPU those that say which and how."""
         self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)), comm,
                                   threads=threads, memory_bytes=memory_bytes, saves=saves_bytes(recompute, swap), store=store,
-                                  replicas=replicas, replica=replica, **backend.arguments, **device)
+                                  replicas=replicas, replica=replica, shards=shards, **backend.arguments, **device)
+        self._sharded = shards and replicas * program.copies > 1
+        self._gathered = ""                                     # the moments that lie where gradients do
         self._code = program.instructions(rank)
         table = _core.model_params(dimensions(model))
         self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
@@ -177,16 +180,32 @@ class RankEngine:
                 del array       # before the next one is read
         self._core.pack()
 
+    @property
+    def gathers(self) -> tuple[str, ...]:
+        """What of :meth:`export` all ranks must gather first: moments of which each replica has a part."""
+        return ("exp_avg", "exp_avg_sq") if self._sharded else ()
+
+    def gather(self, kind: str) -> None:
+        """Bring all moments of a kind of `gathers` to where gradients are, which are gone then, for the exports until the next one,
+        or the next step. All ranks call it."""
+        self._gathered = ""
+        self._core.gather("m" if kind == "exp_avg" else "v")
+        self._gathered = kind
+
     def export(self, kind: str) -> dict[str, Float32]:
-        """Copies by name of "params", "exp_avg", "exp_avg_sq" or "grads"."""
+        """Copies by name of "params", "exp_avg", "exp_avg_sq" or "grads"; of `gathers` what was gathered."""
         return dict(self.export_each(kind))
 
     def export_each(self, kind: str) -> Iterator[tuple[str, Float32]]:
         """The same as pairs, of which each is copied when it is asked for: a rank that saves them needs memory for one."""
-        return ((name, self._core.read(stage, i, STATES[kind])) for stage, i, name in self._own if name in self.names)
+        if kind in self.gathers and kind != self._gathered:
+            raise RuntimeError(f"{kind} is not gathered: gather({kind!r}) of all ranks would be right")
+        state = "grad" if kind == self._gathered else STATES[kind]
+        return ((name, self._core.read(stage, i, state)) for stage, i, name in self._own if name in self.names)
 
     def run(self, tokens: NDArray[np.int32], *, step: int = 1, **options: Any) -> tuple[float, float, bool, int, int]:
         """(mean loss, gradient norm before clipping, whether some rank asked to stop, begin_ns, end_ns); see _core.Engine."""
+        self._gathered = ""
         return self._core.step(tokens, step, **options)
 
     def evaluate(self, tokens: NDArray[np.int32]) -> float:
@@ -218,7 +237,7 @@ class _TrainingEngine(RankEngine):
         self.gpu = cuda.devices()[device["device"]].name if device else ""
         super().__init__(plan.model, plan.stages, plan.slicing, plan.program, of_replica, comm, threads=job["threads_per_rank"],
                          recompute=plan.recompute, swap=plan.swap, store=store_of(job), replicas=plan.data_parallel,
-                         replica=replica, sums_beside=plan.cluster.sums_beside, **device)
+                         replica=replica, sums_beside=plan.cluster.sums_beside, shards=plan.shard_optimizer, **device)
         share = plan.batch // plan.data_parallel
         self._sequences = slice(replica * share, (replica + 1) * share)
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],

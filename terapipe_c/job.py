@@ -244,7 +244,8 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
     if why := heads_refused(plan.model, options["backend"], options["dtype"]):
         raise _core.InvalidValueError(why)
     sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"],
-                        choose(options["backend"], options["dtype"]), plan.recompute, plan.swap, plan.data_parallel)
+                        choose(options["backend"], options["dtype"]), plan.recompute, plan.swap, plan.data_parallel,
+                        getattr(plan, "shard_optimizer", False))
     planned = getattr(plan, "backend", "cpu"), getattr(plan, "dtype", "float32")
     if planned[0] == "cuda" and planned != (options["backend"], options["dtype"]):
         raise _core.InvalidValueError(f"the plan is for backend {planned[0]!r} with {planned[1]}, this run has "

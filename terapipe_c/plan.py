@@ -87,6 +87,7 @@ class Plan:
         cost_source: what these were, their ``source`` ("measured" by ``tp.profile``, "analytic": by first principles, nothing
             measured; "table", "samples"), of analytic ones of the plan's own cluster with its devices' rate: "analytic, 60 GFLOP/s
             a device"; "": an older plan's.
+        shard_optimizer: each of the replicas has AdamW's moments of a part of its stages' parameters, and updates that part alone.
     """
 
     model: GPTConfig
@@ -120,6 +121,7 @@ class Plan:
     device: str = ""
     reproducible: bool | None = None
     cost_source: str = ""
+    shard_optimizer: bool = False
 
     @property
     def gap(self) -> float:
@@ -215,6 +217,7 @@ class Plan:
     def _identity(self) -> dict[str, Any]:
         replicas = {"data_parallel": self.data_parallel} if self.data_parallel > 1 else {}   # digests of version 1 hold
         where = {"backend": self.backend, "dtype": self.dtype} if self.backend != "cpu" else {}
+        where |= {"shard_optimizer": True} if self.shard_optimizer else {}
         return {**replicas, **where, "model": self.model.to_dict(), "batch": self.batch, "seq_len": self.seq_len,
                 "schedule": self.schedule, "ranks": self.ranks, "chunks": self.chunks, "stages": [list(s) for s in self.stages],
                 "slicing": [[b, list(lengths)] for b, lengths in self.slicing], "recompute": list(self.recompute),
@@ -286,7 +289,7 @@ class Plan:
                 search_log=[str(line) for line in data.get("search_log", [])],
                 slicing_bound_s=data.get("slicing_bound_s"), backend=where.name, dtype=where.dtype,
                 device=str(data.get("device", "")), reproducible=None if exact is None else flag("reproducible", exact),
-                cost_source=data.get("cost_source", ""),
+                cost_source=data.get("cost_source", ""), shard_optimizer=flag("shard_optimizer", data.get("shard_optimizer", False)),
                 memory_limit_bytes=data["memory_limit_bytes"], granularity=data["granularity"],
                 **{k: float(data[k]) for k in ("step_time_s", "lower_bound_s", "planning_time_s")})
         except KeyError as error:

@@ -179,7 +179,9 @@ class _Training:
         try:
             folder = share(self.comm, meanwhile(self.comm, patience_s, lambda _: str(writer.begin(step)) if writer else None))[0]
             layout = CheckpointWriter.plan(self.model)
-            sums = meanwhile(self.comm, patience_s, lambda vain: write_tensors(folder, layout, self._tensors(vain)))
+            sums = dict[str, str]()
+            for kinds in self._gathered():
+                sums |= meanwhile(self.comm, patience_s, lambda vain, of=kinds: write_tensors(folder, layout, self._tensors(vain, of)))
             everyone: dict[str, str] = {}
             for theirs in share(self.comm, sums):
                 everyone |= theirs
@@ -199,10 +201,18 @@ class _Training:
         path = writer.finish(sums, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
         self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
 
-    def _tensors(self, in_vain: threading.Event) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """All that this rank saves, by the names of a checkpoint; no more once that is in vain."""
+    def _gathered(self) -> Iterator[tuple[str, ...]]:
+        """Kinds of tensors that are there together: all, or each of those that the ranks must gather first when that is done."""
+        apart = getattr(self.engine, "gathers", ())
+        yield tuple(kind for kind in ("params", *MOMENTS) if kind not in apart)
+        for kind in apart:
+            self.engine.gather(kind)  # type: ignore[attr-defined]
+            yield (kind,)
+
+    def _tensors(self, in_vain: threading.Event, kinds: tuple[str, ...]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """All that this rank saves of some kinds, by the names of a checkpoint; no more once that is in vain."""
         each = getattr(self.engine, "export_each", lambda kind: self.engine.export(kind).items())
-        for kind in ("params", *MOMENTS):
+        for kind in kinds:
             with _by_the_engine():
                 pairs = iter(each(kind))
                 name, array = next(pairs, ("", None))

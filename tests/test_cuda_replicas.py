@@ -17,7 +17,7 @@ from test_train import begin, torchrun
 from test_train import told as heard
 
 import terapipe_c as tp
-from terapipe_c.planning.judge import Replicas
+from terapipe_c.planning.replicas import Replicas
 
 # of a replica of 2 sequences
 ONE, TWO = {"schedule": "gpipe", "ranks": 1, "lengths": (12,)}, {"ranks": 2, "lengths": (5, 4, 3)}

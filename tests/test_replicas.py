@@ -12,7 +12,7 @@ from test_train import begin, told, torchrun
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.job import ENGINE, check_executable, neighbours
-from terapipe_c.planning.judge import Replicas
+from terapipe_c.planning.replicas import Replicas
 from terapipe_c.report import resimulated
 
 MODEL = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=24)

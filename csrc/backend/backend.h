@@ -34,6 +34,8 @@
 
 typedef struct tp_backend tp_backend;
 
+#define TP_SUMSQ_LEAF 16384 /* floats of a leaf of a sum of squares, counted from the first: who shards a tensor cuts it there */
+
 /* y[rows, n_out] = epilogue(x[rows, n_in] W[n_in, n_out]); W in device layout ("value" of a weight).
  * x_stride may be negative or any: row r of x begins at x + r * x_stride. */
 typedef enum {
@@ -131,7 +133,9 @@ typedef struct {
     void (*add)(tp_backend *be, int64_t n, const float *x, float *y);      /* y += x */
     void (*copy)(tp_backend *be, int64_t n, const float *x, float *y);     /* y = x */
     void (*zero)(tp_backend *be, int64_t n, float *y);
-    double (*sumsq)(tp_backend *be, int64_t n, const float *x);            /* fixed tree in double, the same for any team */
+    double (*sumsq)(tp_backend *be, int64_t n, const float *x);            /* fixed tree in double, the same for any team: */
+    /* leaves[ceil(n / TP_SUMSQ_LEAF)] = its leaves, which sumsq adds up in their order. */
+    void (*sumsq_leaves)(tp_backend *be, int64_t n, const float *x, double *leaves);
     /* Decoupled AdamW (Loshchilov & Hutter 2019): g' = g * grad_scale; m, v updated; bias-corrected; p = from - lr * (mhat /
      * (sqrt(vhat) + eps) + weight_decay * from). Coefficients already hold the step: bias1 = 1 - beta1^t. `from` may be p. */
     void (*adamw)(tp_backend *be, int64_t n, const float *from, float *p, const float *g, float *m, float *v, float lr,
@@ -142,7 +146,7 @@ typedef struct {
     size_t (*workspace_bytes)(int64_t n_embd, int64_t n_head, int64_t vocab, int64_t seq_len, int64_t rows, int members);
 } tp_backend_ops;
 
-#define TP_BACKEND_ABI 4u
+#define TP_BACKEND_ABI 5u
 
 struct tp_backend {
     const tp_backend_ops *ops;

@@ -46,6 +46,7 @@ const tp_backend_ops TP_PASTE(tp_cpu_ops_, TP_ISA) = {
     .copy = cpu_copy,
     .zero = cpu_zero,
     .sumsq = cpu_sumsq,
+    .sumsq_leaves = cpu_sumsq_leaves,
     .adamw = cpu_adamw,
     .workspace_bytes = cpu_workspace_bytes,
 };

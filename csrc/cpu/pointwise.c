@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define POINTWISE_GRAIN 16384 /* elements: also the leaf of sumsq's tree, so it is part of its bits */
+#define POINTWISE_GRAIN TP_SUMSQ_LEAF /* elements: the leaf of sumsq's tree is part of its bits */
 
 typedef struct {
     int64_t n;
@@ -106,6 +106,13 @@ sumsq_work(void *argument, int member, int members)
             sumsq_leaf(job->x + i, last - i < POINTWISE_GRAIN ? last - i : POINTWISE_GRAIN);
 }
 
+static void
+cpu_sumsq_leaves(tp_backend *be, int64_t n, const float *x, double *leaves)
+{
+    pointwise_job job = {.n = n, .x = x, .leaves = leaves};
+    tp_team_run(rows_team(be, n), sumsq_work, &job);
+}
+
 static double
 cpu_sumsq(tp_backend *be, int64_t n, const float *x)
 {
@@ -113,8 +120,7 @@ cpu_sumsq(tp_backend *be, int64_t n, const float *x)
     double leaves[SUMSQ_LEAVES], total = 0;
     for (int64_t done = 0; done < n; done += run) {
         int64_t part = n - done < run ? n - done : run;
-        pointwise_job job = {.n = part, .x = x + done, .leaves = leaves};
-        tp_team_run(rows_team(be, part), sumsq_work, &job);
+        cpu_sumsq_leaves(be, part, x + done, leaves);
         for (int64_t i = 0; i * POINTWISE_GRAIN < part; i++)
             total += leaves[i];
     }

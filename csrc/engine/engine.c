@@ -234,10 +234,14 @@ sum_squares(tp_engine *engine, int64_t *waited_ns)
     }
     memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
     const tp_stage_ops *ops = engine->config.provider->stage;
-    const int stages = tp_program_copy_stages(engine->config.program); /* the other copy has the same */
-    for (int stage = 0; ops->measure != NULL && stage < stages; stage++)
+    const int stages = tp_program_copy_stages(engine->config.program); /* the other copy has the same, unless of each its shards */
+    const int measured = engine->config.shards ? engine->config.program->stages : stages;
+    for (int stage = 0; ops->measure != NULL && stage < measured; stage++)
         if (engine->stage[stage] != NULL)
             TP_TRY(ops->measure(engine->stage[stage]));
+    int64_t before = tp_clock_ns();
+    TP_TRY(tp_engine_gather(engine, TP_GATHER_SQUARES));
+    *waited_ns += tp_clock_ns() - before;
     for (int stage = 0; stage < stages; stage++)
         if (engine->stage[stage] != NULL)
             TP_TRY(ops->sumsq(engine->stage[stage], engine->gather));
@@ -262,7 +266,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
                        "step %lld: the loss is %g and the gradient norm %g; %s. A smaller lr, a longer warm-up or grad_clip may help",
                        (long long)engine->step, unsigned_nan(result->loss), unsigned_nan(result->grad_norm),
                        engine->updates > 0 ? "what its micro-batches updated stays so" : "the parameters are as before this step");
-    return TP_OK;
+    return options->update ? TP_OK : tp_engine_gather(engine, TP_GATHER_GRADIENTS);
 }
 
 static tp_status
@@ -428,8 +432,10 @@ work(tp_engine *engine, int64_t i, running *now)
             TP_TRY(finish_step(engine, now->options, now->result, &event->wait_ns));
         if (now->options->update && engine->updates == 0)
             TP_TRY(update(engine, instr->stage, now->options, now->result));
-        if (now->options->update && engine->updates == 0 && i == engine->count - 1)
+        if (now->options->update && engine->updates == 0 && i == engine->count - 1) {
+            TP_TRY(tp_engine_gather(engine, TP_GATHER_VALUES));
             TP_TRY(give_tied(engine, &event->wait_ns));
+        }
     }
     return mark(engine, now, &event->end_ns);
 }

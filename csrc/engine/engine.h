@@ -26,6 +26,7 @@ typedef struct {
      * of them), and add their gradients before the update. 0: one. This rank is in copy `replica`, 0 to replicas - 1; the
      * communicator is of all, copy after copy. */
     int replicas, replica;
+    int shards;      /* 1: each of the replicas has AdamW's moments of a part of each block, and updates that alone; of one: 0 */
     int sums_beside; /* 1: a thread beside the rank's, which wants a core, adds them up while it goes on, where that can be (summer.c) */
     tp_model model;
     /* Of a program with two copies of the model (sched.h) slicing and partition are of one of them: the copies are replicas too,
@@ -117,6 +118,7 @@ typedef struct {
                                     than its largest micro-batch and length count */
     int ranks, stages;           /* of one copy; as many on each rank */
     int replicas, copies;
+    int shards;                  /* as tp_engine_config's */
     const int32_t *rank_of;      /* [stages] of the first copy */
     const int32_t *slots;        /* [stages] of activations, at least */
     int apart;                   /* 1: its backwards are I and W, never B */
@@ -154,6 +156,10 @@ tp_engine_stage_ops(const tp_engine *engine);
  * they were). After a failure of its own the rank has told the region; EABORTED: another rank failed first. */
 TP_MUST_USE tp_status
 tp_engine_step(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result);
+/* Where replicas share the moments (config.shards): all of M or V of this rank's stages into the places of their gradients, whence
+ * TP_STATE_GRAD exports them. All ranks call it between two steps. EVALUE: they are not shared; what a message failed with. */
+TP_MUST_USE tp_status
+tp_engine_gather_moments(tp_engine *engine, tp_state state);
 /* Forwards only: the mean loss, the same on every rank. */
 TP_MUST_USE tp_status
 tp_engine_evaluate(tp_engine *engine, const int32_t *tokens, double *loss);

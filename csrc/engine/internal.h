@@ -338,11 +338,20 @@ tp_engine_members(const tp_engine_config *config)
 {
     return tp_engine_replicas(config) * config->program->copies;
 }
+/* Of these a stage's. */
+static inline int
+tp_engine_member(const tp_engine_config *config, int stage)
+{
+    return config->replica * config->program->copies + tp_engine_copy(config, stage);
+}
 /* Of a message of gradients between two replicas, at most; and bytes of the device where those that came wait to be added. */
 int64_t
 tp_engine_message_floats(const tp_engine_config *config);
 size_t
 tp_engine_sums_bytes(const tp_engine_config *config);
+/* EVALUE: a provider, or a program, whose moments are not sharded. */
+TP_MUST_USE tp_status
+tp_engine_check_shards(const tp_engine_config *config);
 /* EVALUE: a replica that is out of range, or a provider without replicas. */
 TP_MUST_USE tp_status
 tp_engine_check_replicas(const tp_engine_config *config);
@@ -355,6 +364,12 @@ tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns);
 /* Of a stage's gradients `count` floats from `from` on, by this communicator and device. */
 TP_MUST_USE tp_status
 tp_engine_sum_some(tp_engine *engine, tp_comm *comm, tp_device *device, int stage, int64_t from, int64_t count);
+
+/* Where moments are sharded (config.shards): what each member has alone, to all. Gradients once they are summed, which otherwise are
+ * whole; values after the update, and what products read of them; leaves of sums of squares, once measured. */
+typedef enum { TP_GATHER_GRADIENTS, TP_GATHER_VALUES, TP_GATHER_SQUARES } tp_engine_gathered;
+TP_MUST_USE tp_status
+tp_engine_gather(tp_engine *engine, tp_engine_gathered what);
 
 /* ---- summer.c: sums of gradients beside the work ---- */
 TP_MUST_USE tp_status

@@ -104,7 +104,8 @@ bytes_of(least *x, int way, int slots, int from, int to, const uint8_t *saves, i
         for (int gradients = 0; gradients <= (x->slices_gradients && slice); gradients++) {
             tp_stage_config config = {.model = a->model, .slicing = &x->open[way], .first_block = from, .last_block = to,
                                       .activation_slots = slots, .gradient_slots = 1, .saves = saves,
-                                      .replicas = a->replicas * a->copies, .keep_keys = keys, .remake_slices = remakes,
+                                      .replicas = a->replicas * a->copies,
+                                      .shards = a->shards && a->replicas * a->copies > 1, .keep_keys = keys, .remake_slices = remakes,
                                       .slice_gradients = gradients, .by_block = by_block, .remake_within = within};
             int64_t bytes = bytes_with(x, &config);
             least_bytes = bytes < least_bytes ? bytes : least_bytes;

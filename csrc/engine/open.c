@@ -23,6 +23,8 @@ tp_engine_stage_config(const tp_engine_config *config, int stage, tp_stage_confi
                              .two_places = counts.two_places,
                              .versions = counts.versions,
                              .replicas = tp_engine_members(config),
+                             .shards = config->shards && tp_engine_members(config) > 1,
+                             .member = tp_engine_member(config, stage),
                              .store = config->store};
     out->keep_keys = tp_engine_keeps_keys(config, stage);
     out->by_block = tp_engine_goes_by_block(config, &counts);
@@ -331,6 +333,7 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
         return tp_fail(TP_EMEMORY, "no memory for an engine");
     engine->config = *config;
     engine->config.counts = NULL; /* the caller's, for its questions alone */
+    engine->config.shards = config->shards && tp_engine_members(config) > 1;
     engine->first = config->replica * config->program->ranks;
     engine->updates = tp_engine_updates(config) ? config->program->micros : 0;
     tp_status status = tp_engine_check_told(engine, open_parts(engine, config, heap));

@@ -143,11 +143,12 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
         double inner = count[TP_ATTENTION] * costs->params[TP_ATTENTION] + count[TP_FFN] * costs->params[TP_FFN];
         int beside = costs->beside && more == 0;
         double ring = ring_s(costs, more, beside ? params - inner : params);
+        double shards = params > 0.0 ? costs->shards_s[more] + costs->shards_param_s[more] * params : 0.0;
         table_of(judge, BESIDE)[k * units] = beside ? ring_s(costs, more, inner) : 0.0;
         table_of(judge, LAST)[k * units] = beside ? ring_s(costs, more, last_params(judge, c, k)) : 0.0;
         /* Only a stage's first cell of UPDATE, SUMS, BESIDE, LAST and EXCHANGE is ever read, but where it is U's. */
         table_of(judge, UPDATE)[k * units] =
-            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring;
+            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring + shards;
         table_of(judge, SUMS)[k * units] = ring;
         table_of(judge, EXCHANGE)[k * units] = costs->tied_latency_s + costs->tied_row_s * rows + costs->tied_values_s;
     }

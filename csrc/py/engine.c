@@ -36,18 +36,19 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "rank", "model",   "partition", "slicing", "comm",
                             "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", "reproducible",
-                            "candidates", "staged", "part", "saves", "store", "replicas", "replica", "sums_beside", NULL};
+                            "candidates", "staged", "part", "saves", "store", "replicas", "replica", "sums_beside",
+                            "shards", NULL};
     PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None, *part = Py_None;
     PyObject *saves = Py_None, *store = NULL;
     const char *dtype = NULL;
     unsigned long long memory = 0;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOOO&iip", names, &program, &config.rank, &model, &partition,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOOO&iipp", names, &program, &config.rank, &model, &partition,
                                      &slicing, &comm, &config.device.isa, &config.device.threads, &memory, &provider,
                                      &config.device.device, &dtype, &config.device.eager, &config.device.reproducible,
                                      &config.device.candidates, &config.staged, &part, &saves, view_store, &store,
-                                     &config.replicas, &config.replica, &config.sums_beside))
+                                     &config.replicas, &config.replica, &config.sums_beside, &config.shards))
         return NULL;
     engine_object *self = (engine_object *)type->tp_alloc(type, 0);
     if (self == NULL) {
@@ -473,6 +474,29 @@ engine_memory(PyObject *object, PyObject *unused)
                          (unsigned long long)tp_heap_allocations(heap));
 }
 
+/* M or V, of which each replica has a part. */
+static PyObject *
+engine_gather(PyObject *object, PyObject *name)
+{
+    engine_object *self = (engine_object *)object;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : "";
+    tp_state what;
+    if (text == NULL || parse_state(text, &what) < 0)
+        return NULL;
+    if (what != TP_STATE_M && what != TP_STATE_V)
+        return tp_py_invalid_value("state is %s: m or v would be right", text);
+    if (engine_claim(self) < 0)
+        return NULL;
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_engine_gather_moments(self->engine, what);
+    Py_END_ALLOW_THREADS
+    self->busy = 0;
+    if (status != TP_OK)
+        return tp_py_raise(tp_py_state_of(object), status);
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 engine_caveats(PyObject *object, PyObject *unused)
 {
@@ -502,6 +526,9 @@ static PyMethodDef engine_methods[] = {
     {"load", engine_load, METH_VARARGS,
      "load($self, stage, i, state, array, /)\n--\n\nstate: value, m, v or grad; array: float32. pack() after values."},
     {"read", engine_read, METH_VARARGS, "read($self, stage, i, state, /)\n--\n\n-> a float32 array; state as in load."},
+    {"gather", engine_gather, METH_O,
+     "gather($self, state, /)\n--\n\nSharded moments m or v of all replicas into the gradients' places, where read(.., 'grad') finds "
+     "them. All ranks call it between two steps."},
     {"pack", engine_pack, METH_NOARGS,
      "pack($self, /)\n--\n\nMake the layouts that backward multiplies with; after load of values."},
     {"events", engine_events, METH_NOARGS,
@@ -523,14 +550,15 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_methods, engine_methods},
     {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0, "
                 "provider=None, device=0, dtype=None, eager=False, reproducible=False, candidates=0, staged=False, part=None, "
-                "saves=None, store=None, replicas=1, replica=0, sums_beside=False)\n--\n\n"
+                "saves=None, store=None, replicas=1, replica=0, sums_beside=False, shards=False)\n--\n\n"
                 "One rank: its stages, its list of instructions, its memory. provider: a backend module's capsule, None: the "
                 "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs; "
                 "reproducible: products give a row the same bits whatever is multiplied with it; candidates: algorithms timed "
                 "for each product; staged: messages go through the host's memory; part: a " TP_PARTITION_CAPSULE " capsule, a part of the GPU; "
                 "saves: a byte for each block: 0 it keeps what its backward needs, 1 makes it again, 2 swaps it to a "
                 "file in the folder `store`; replicas: copies of the program on a communicator of all their ranks, copy after copy, "
-                "which add their gradients; replica: which of them this rank is in; sums_beside: a thread beside the rank's adds them up."},
+                "which add their gradients; replica: which of them this rank is in; sums_beside: a thread beside the rank's adds them up; "
+                "shards: each has AdamW's moments of a part, and updates that."},
     {0, NULL},
 };
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,

@@ -50,15 +50,15 @@ capsule_close(PyObject *capsule)
     holder_close(PyCapsule_GetPointer(capsule, CAPSULE));
 }
 
-/* (model, provider or None, dtype or None, replicas, at_once) */
+/* (model, provider or None, dtype or None, replicas, shards, at_once) */
 static int
 memory_open(tp_py_state *state, PyObject *tuple, holder *h)
 {
     PyObject *model, *provider;
     const char *dtype;
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 5)
-        return tp_py_invalid_type("memory: a tuple of five would be right"), -1;
-    if (!PyArg_ParseTuple(tuple, "OOzip", &model, &provider, &dtype, &h->config.replicas, &h->request.at_once))
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6)
+        return tp_py_invalid_type("memory: a tuple of six would be right"), -1;
+    if (!PyArg_ParseTuple(tuple, "OOzipp", &model, &provider, &dtype, &h->config.replicas, &h->config.shards, &h->request.at_once))
         return -1;
     h->config.device.threads = 1;
     if (tp_py_model(state, model, &h->config.model) < 0 ||
@@ -86,11 +86,12 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
 {
     PyObject *pack, *kinds, *memory, *recompute, *apart;
     tp_judge_costs *c = &h->request.costs;
-    if (!PyArg_ParseTuple(args, "O(ddddddddpp)(dddd)(dd)(dd)p(dddd)OiipOO(ddO):judge_open", &pack, &c->latency_s, &c->byte_s,
+    if (!PyArg_ParseTuple(args, "O(ddddddddpp)(dddd)(dd)(dd)(dd)(dd)p(dddd)OiipOO(ddO):judge_open", &pack, &c->latency_s, &c->byte_s,
                           &c->copy_byte_s, &c->read_byte_s, &c->row_bytes, &c->tied_latency_s, &c->tied_row_s,
                           &c->tied_values_s, &c->whole_weights, &c->lent,
                           &c->update_s, &c->update_param_s,
-                          &c->update_head_s, &c->copied, &c->ring_s[0], &c->ring_param_s[0], &c->ring_s[1], &c->ring_param_s[1], &c->beside,
+                          &c->update_head_s, &c->copied, &c->ring_s[0], &c->ring_param_s[0], &c->ring_s[1], &c->ring_param_s[1],
+                          &c->shards_s[0], &c->shards_param_s[0], &c->shards_s[1], &c->shards_param_s[1], &c->beside,
                           &c->params[0], &c->params[1], &c->params[2], &c->params[3], &kinds, &h->request.ranks,
                           &h->request.chunks, &h->request.tied, &memory, &recompute, &c->far_latency_s, &c->far_byte_s, &apart))
         return -1;
@@ -118,13 +119,13 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
     return memory_open(state, memory, h);
 }
 
-PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, ring, ring_of_copies, beside, params, kinds, ranks, chunks, tied,\n"
-                       "           memory, recompute, apart, /)\n"
+PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, ring, ring_of_copies, shards, shards_of_copies, beside, params,\n"
+                       "           kinds, ranks, chunks, tied, memory, recompute, apart, /)\n"
                        "--\n\nA judge of plans. messages: (latency_s, byte_s, copy_byte_s, "
                        "read_byte_s, row_bytes, tied_latency_s, tied_row_s, tied_values_s, whole_weights, lent); "
                        "updates: (s, param_s, head_s, copied); ring: (s, param_s) of the replicas' sum, and where each has two copies of the "
-                       "model; beside: those of one copy go beside the work, but for embedding and head; params of a block of each kind; kinds "
-                       "int32 [blocks]; memory: (model, provider, dtype, replicas, at_once); recompute: None or a byte for each block; apart: "
+                       "model; shards: the same of what shards of the optimizer add to an update; beside: those of one copy go beside the work, but for embedding and head; params of a block of each kind; kinds "
+                       "int32 [blocks]; memory: (model, provider, dtype, replicas, shards, at_once); recompute: None or a byte for each block; apart: "
                        "(latency_s, byte_s) of messages between nodes, and None or a byte for each rank, 1 where the next one is on another.");
 static PyObject *
 judge_open(PyObject *module, PyObject *args)

@@ -94,16 +94,16 @@ static PyObject *
 of_each_rank(PyObject *module, PyObject *args, PyObject *kwargs, engine_figure figure)
 {
     static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves",
-                            "replicas", NULL};
+                            "replicas", "shards", NULL};
     PyObject *partition, *result = NULL;
     question q = {.provider = Py_None, .saves = Py_None, .config = {.device = {.threads = 1}}};
     tp_engine_config *config = &q.config;
     int32_t *bounds = NULL;
     Py_ssize_t boundaries;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzOi", names, &q.program, &q.model, &partition, &q.slicing,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzOip", names, &q.program, &q.model, &partition, &q.slicing,
                                      &config->device.isa, &config->device.threads, &q.provider, &q.dtype, &q.saves,
-                                     &config->replicas))
+                                     &config->replicas, &config->shards))
         return NULL;
     if (question_open(state, &q) < 0 || (bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries)) == NULL)
         goto done;
@@ -175,14 +175,14 @@ static PyObject *
 cut_stages(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "model", "slicing", "limit", "seconds", "provider", "dtype", "saves", "replicas", "by_pairs",
-                            NULL};
+                            "shards", NULL};
     PyObject *seconds, *result = NULL;
     question q = {.provider = Py_None, .saves = Py_None, .config = {.device = {.threads = 1}}};
     Py_buffer times = {0};
     cut_asked asked = {0};
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLO|OzOip", names, &q.program, &q.model, &q.slicing, &asked.high, &seconds,
-                                     &q.provider, &q.dtype, &q.saves, &q.config.replicas, &asked.by_pairs))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLO|OzOipp", names, &q.program, &q.model, &q.slicing, &asked.high, &seconds,
+                                     &q.provider, &q.dtype, &q.saves, &q.config.replicas, &asked.by_pairs, &q.config.shards))
         return NULL;
     if (question_open(state, &q) < 0 || tp_py_view(seconds, 'd', 1, 0, "seconds", &times) < 0)
         goto done;
@@ -203,13 +203,14 @@ done:
 static PyObject *
 cut_least(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"program", "model", "slicing", "low", "high", "close", "provider", "dtype", "saves", "replicas", NULL};
+    static char *names[] = {"program", "model", "slicing", "low", "high", "close", "provider", "dtype", "saves", "replicas", "shards",
+                            NULL};
     PyObject *result = NULL;
     question q = {.provider = Py_None, .saves = Py_None, .config = {.device = {.threads = 1}}};
     cut_asked asked = {0};
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLLd|OzOi", names, &q.program, &q.model, &q.slicing, &asked.low, &asked.high,
-                                     &asked.close, &q.provider, &q.dtype, &q.saves, &q.config.replicas))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLLd|OzOip", names, &q.program, &q.model, &q.slicing, &asked.low, &asked.high,
+                                     &asked.close, &q.provider, &q.dtype, &q.saves, &q.config.replicas, &q.config.shards))
         return NULL;
     if (question_open(state, &q) == 0)
         result = cut_of(state, &q, &asked);
@@ -358,7 +359,7 @@ static PyObject *
 least_memory(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"model", "slicing", "unit", "batch", "ranks", "rank_of", "slots", "replicas", "copies", "saves", "all_saved",
-                            "partition", "provider", "dtype", "apart", NULL};
+                            "partition", "provider", "dtype", "apart", "shards", NULL};
     PyObject *model, *slicing, *rank_of, *slots, *saves = Py_None, *all = Py_None, *cut = Py_None, *capsule = Py_None, *result = NULL;
     const char *dtype = NULL;
     int32_t *homes = NULL, *held = NULL, *bounds = NULL;
@@ -367,9 +368,9 @@ least_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     tp_engine_least_asked asked = {.device = {.threads = 1}};
     Py_ssize_t stages;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOiiiOOii|OOOOzp", names, &model, &slicing, &asked.unit, &asked.batch, &asked.ranks,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOiiiOOii|OOOOzpp", names, &model, &slicing, &asked.unit, &asked.batch, &asked.ranks,
                                      &rank_of, &slots, &asked.replicas, &asked.copies, &saves, &all, &cut, &capsule, &dtype,
-                                     &asked.apart))
+                                     &asked.apart, &asked.shards))
         return NULL;
     if (tp_py_model(state, model, &asked.model) < 0 || tp_py_device(capsule, dtype, &asked.provider, &asked.device) < 0 ||
         tp_py_saves(saves, &asked.model, &ways) < 0 || tp_py_saves(all, &asked.model, &most) < 0 ||
@@ -399,26 +400,26 @@ static PyMethodDef functions[] = {
      "in folder, as an engine swaps, and back."},
     {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
      "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
-     "saves=None, replicas=1)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated. replicas: copies of the "
-     "program that add their gradients."},
+     "saves=None, replicas=1, shards=False)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated. "
+     "replicas: copies of the program that add their gradients; shards: each has a part of AdamW's moments."},
     {"lent_bytes", (PyCFunction)(void (*)(void))lent_bytes, METH_VARARGS | METH_KEYWORDS,
      "lent_bytes($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
-     "saves=None, replicas=1)\n--\n\n-> [bytes of each rank that its messages leave from], part of rank_memory: the arena that it "
+     "saves=None, replicas=1, shards=False)\n--\n\n-> [bytes of each rank that its messages leave from], part of rank_memory: the arena that it "
      "has use for."},
     {"swap_bytes", (PyCFunction)(void (*)(void))swap_bytes, METH_VARARGS | METH_KEYWORDS,
      "swap_bytes($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
-     "saves=None, replicas=1)\n--\n\n-> [bytes that each rank's engine takes outside the device's memory for what it swaps]."},
+     "saves=None, replicas=1, shards=False)\n--\n\n-> [bytes that each rank's engine takes outside the device's memory for what it swaps]."},
     {"cut_stages", (PyCFunction)(void (*)(void))cut_stages, METH_VARARGS | METH_KEYWORDS,
      "cut_stages($module, /, program, model, slicing, limit, seconds, provider=None, dtype=None, saves=None, replicas=1, "
-     "by_pairs=False)\n--\n\n-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "
+     "by_pairs=False, shards=False)\n--\n\n-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "
      "seconds: float64 [blocks], whole numbers. As exact as tp_engine_cut is."},
     {"cut_least", (PyCFunction)(void (*)(void))cut_least, METH_VARARGS | METH_KEYWORDS,
-     "cut_least($module, /, program, model, slicing, low, high, close, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
+     "cut_least($module, /, program, model, slicing, low, high, close, provider=None, dtype=None, saves=None, replicas=1, shards=False)\n--\n\n"
      "-> [stages + 1] boundaries of the partition that needs least of a rank, of limits in (low, high], looked for by halves until "
      "they are within `close` of the limit or 64 bytes; None: none was within any limit that was tried."},
     {"least_memory", (PyCFunction)(void (*)(void))least_memory, METH_VARARGS | METH_KEYWORDS,
      "least_memory($module, /, model, slicing, unit, batch, ranks, rank_of, slots, replicas, copies, saves=None, all_saved=None, "
-     "partition=None, provider=None, dtype=None, apart=False)\n--\n\n-> bytes that the fullest rank takes at least: tp_engine_least of "
+     "partition=None, provider=None, dtype=None, apart=False, shards=False)\n--\n\n-> bytes that the fullest rank takes at least: tp_engine_least of "
      "csrc/engine/engine.h, with its arguments."},
     {"stage_memory", stage_memory, METH_VARARGS,
      "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "

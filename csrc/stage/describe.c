@@ -282,7 +282,8 @@ float *
 tp_stage_state(const tp_stage_base *stage, int i, tp_state state)
 {
     const tp_stage_param *param = &stage->param[i];
-    return state == TP_STATE_M      ? param->m
+    return tp_stage_is_sharded(stage, state) ? param->grad
+           : state == TP_STATE_M      ? param->m
            : state == TP_STATE_V    ? param->v
            : state == TP_STATE_GRAD ? param->grad
                                     : tp_stage_version(stage, i, stage->newest);
@@ -291,8 +292,17 @@ tp_stage_state(const tp_stage_base *stage, int i, tp_state state)
 tp_status
 tp_stage_check_state(const tp_stage_base *stage, int i, tp_state state)
 {
-    if (tp_stage_state(stage, i, state) == NULL)
+    if (!tp_stage_answers_for(stage, i) && state != TP_STATE_VALUE)
         return tp_fail(TP_EVALUE, "%s: its gradient and moments are with the head's stage", stage->param[i].info.name);
+    return TP_OK;
+}
+
+tp_status
+tp_stage_check_whole(const tp_stage_base *stage, int i, tp_state state)
+{
+    if (tp_stage_is_sharded(stage, state))
+        return tp_fail(TP_EVALUE, "%s: each of %d replicas has a part of its moments: gathered ones would be right",
+                       stage->param[i].info.name, stage->config.replicas);
     return TP_OK;
 }
 

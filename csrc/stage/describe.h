@@ -31,7 +31,9 @@ typedef struct {
     int index;           /* canonical */
     int64_t floats;      /* of value and of each state, as the provider lays them out, padding included */
     int64_t copy_count;  /* elements of copy; 0: none */
-    float *value, *grad, *m, *v;
+    float *value, *grad, *m, *v; /* m, v: NULL where they are sharded */
+    int64_t grad_at;     /* floats before it in the stage's gradients, and in the values of tensors that have some */
+    int row;             /* of shards, in which it is */
     void *copy;          /* the value in the other form that products read: transposed, or of the stage's dtype */
     float *first_value;  /* value and copy are those of the version that is selected: version 0's, and where in another's they are */
     void *first_copy;
@@ -48,6 +50,8 @@ typedef struct {
     tp_inner *made;                 /* [activation_slots] what forward makes; where it does not keep it, slots share it */
     tp_inner *remade;               /* [gradient_slots] what R makes or SI brings */
     tp_inner *stored;               /* [activation_slots] where it swaps: outside the device's memory */
+    int64_t moments_at;             /* floats of the member's moments before those of this block's row of shards */
+    int64_t squares_at;             /* leaves of its sums of squares before that row's */
 } tp_stage_block;
 
 /* Bytes of the provider's tp_stage, tp_activations and tp_gradients, and of an element. */
@@ -80,6 +84,9 @@ typedef struct {
                              rows of it between two slices (config.one_room) */
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
+    float *moments[2];    /* config.shards: m and v of the member's shards, row by row */
+    double *squares;      /* config.shards: [replicas][squares_each] leaves of sums of squares */
+    int64_t squares_each;
     char *versions;       /* values and copies of version 1 and up, version_bytes each */
     size_t version_bytes;
     int newest, selected; /* versions */
@@ -145,7 +152,13 @@ tp_stage_value(const tp_stage_base *stage, int param)
 {
     return param < 0 ? NULL : stage->param[param].value;
 }
-/* Of its i-th tensor; values: of the newest version. */
+/* Moments of which each replica has a part. */
+static inline int
+tp_stage_is_sharded(const tp_stage_base *stage, tp_state state)
+{
+    return stage->config.shards && (state == TP_STATE_M || state == TP_STATE_V);
+}
+/* Of its i-th tensor; values: of the newest version; sharded moments: where they are imported, the gradient's place. */
 float *
 tp_stage_state(const tp_stage_base *stage, int i, tp_state state);
 /* Does a sum over micro-batches begin with this one? */
@@ -194,6 +207,27 @@ tp_lay_elements(tp_stage_arena *from, int64_t count)
 /* Values, states and copies of all tensors. */
 void
 tp_lay_params(tp_stage_base *stage, tp_stage_arena *from);
+
+/* ---- shards.c: moments that replicas share (tp_stage_config.shards) ---- */
+/* The member's moments and squares: behind tp_lay_params' gradients, whose places say what is whose. */
+void
+tp_lay_shards(tp_stage_base *stage, tp_stage_arena *from);
+tp_shard
+tp_stage_shard_of(const tp_stage_base *stage, int row, int member);
+/* What a tensor has in a shard. */
+typedef struct {
+    int64_t begin, floats; /* of the tensor; floats 0: nothing */
+    int64_t at;            /* of the member's moments */
+} tp_shard_part;
+/* Of the i-th tensor in this member's shards. */
+tp_shard_part
+tp_stage_shard_part(const tp_stage_base *stage, int i);
+/* sums[canonical index] from all members' leaves in `squares` (the host's), as if each tensor were summed whole. */
+void
+tp_stage_sum_leaves(const tp_stage_base *stage, const double *squares, double *sums);
+/* Where the leaves of the i-th tensor in this member's shards belong in its row of `squares`. */
+int64_t
+tp_stage_leaves_at(const tp_stage_base *stage, int i);
 /* One slot's buffers of a block, but its inner (not of an embedding: it has none). Gives the block's input; d_input is there. */
 typedef void *tp_lay_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_activations *out,
                                  tp_stage_arena *from);
@@ -359,8 +393,19 @@ tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols)
 /* EVALUE: another stage answers for the tensor, and this state is there alone. */
 TP_MUST_USE tp_status
 tp_stage_check_state(const tp_stage_base *stage, int i, tp_state state);
+/* EVALUE: moments of which this replica has a part. */
+TP_MUST_USE tp_status
+tp_stage_check_whole(const tp_stage_base *stage, int i, tp_state state);
 float *
 tp_stage_gradients(tp_stage *stage, int64_t *floats);
+tp_shard
+tp_stage_shard(const tp_stage *stage, int row, int member);
+int
+tp_stage_shard_rows(const tp_stage *stage);
+float *
+tp_stage_values(tp_stage *stage);
+double *
+tp_stage_squares(tp_stage *stage, int64_t *each);
 int64_t
 tp_stage_block_gradients(const tp_stage *stage, int block, int64_t *first);
 void *

@@ -12,13 +12,19 @@ tp_lay(tp_stage_arena *from, int64_t count, size_t size)
 void
 tp_lay_params(tp_stage_base *stage, tp_stage_arena *from)
 {
-    for (int i = 0; i < stage->params; i++) /* together: replicas add them as one array */
+    const size_t before = from->used;
+    for (int i = 0; i < stage->params; i++) { /* together: replicas add them as one array */
+        stage->param[i].grad_at = (int64_t)((from->used - before) / sizeof(float));
         if (tp_stage_answers_for(stage, i))
             stage->param[i].grad = tp_lay_floats(from, stage->param[i].floats);
+    }
+    for (int i = 0; i < stage->params; i++) /* in the same order: of a sharded stage replicas gather them */
+        stage->param[i].value = stage->param[i].first_value = tp_lay_floats(from, stage->param[i].floats);
+    if (stage->config.shards)
+        tp_lay_shards(stage, from);
     for (int i = 0; i < stage->params; i++) {
         tp_stage_param *param = &stage->param[i];
-        param->value = param->first_value = tp_lay_floats(from, param->floats);
-        if (tp_stage_answers_for(stage, i)) {
+        if (tp_stage_answers_for(stage, i) && !stage->config.shards) {
             param->m = tp_lay_floats(from, param->floats);
             param->v = tp_lay_floats(from, param->floats);
         }

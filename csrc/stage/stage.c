@@ -104,6 +104,8 @@ stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
                                       tp_stage_state(&stage->base, i, state));
     else
         stage->be->ops->copy(stage->be, param->floats, row_major, tp_stage_state(&stage->base, i, state));
+    if (tp_stage_is_sharded(&stage->base, state))
+        tp_stage_take_moments(stage, i, state);
     return TP_OK;
 }
 
@@ -112,6 +114,7 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
 {
     const tp_stage_param *param = &stage->base.param[i];
     TP_TRY(tp_stage_check_state(&stage->base, i, state));
+    TP_TRY(tp_stage_check_whole(&stage->base, i, state));
     if (param->info.is_matrix)
         stage->be->ops->weight_export(stage->be, param->info.rows, param->info.cols, tp_stage_state(&stage->base, i, state),
                                       row_major);
@@ -310,4 +313,10 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .sumsq = tp_stage_sumsq,
     .update_micro = tp_stage_update_micro,
     .update = tp_stage_update,
+    .shard = tp_stage_shard,
+    .shard_rows = tp_stage_shard_rows,
+    .values = tp_stage_values,
+    .squares = tp_stage_squares,
+    .measure = tp_stage_measure,
+    .spread = tp_stage_spread,
 };

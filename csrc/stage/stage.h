@@ -126,6 +126,14 @@ TP_MUST_USE tp_status
 tp_stage_loss(tp_stage *stage, double *out);
 TP_MUST_USE tp_status
 tp_stage_sumsq(tp_stage *stage, double *sums);
+/* Of shards: this member's leaves. */
+TP_MUST_USE tp_status
+tp_stage_measure(tp_stage *stage);
+TP_MUST_USE tp_status
+tp_stage_spread(tp_stage *stage, tp_state state);
+/* This member's part of a moment that lies whole in the gradient's place. */
+void
+tp_stage_take_moments(tp_stage *stage, int i, tp_state state);
 TP_MUST_USE tp_status
 tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip);
 TP_MUST_USE tp_status

@@ -54,6 +54,9 @@ typedef struct {
     int versions;                 /* of the values, at most at once, where U makes them (csrc/sched/sched.h); 0: no U, and gradients
                                      are summed over all micro-batches */
     int replicas;                 /* each with a batch like this one: the gradient is of the mean over all; 0: 1 */
+    int shards;                   /* 1: AdamW's moments are sharded over the replicas: this stage, of replica `member`, has and updates
+                                     those of its shards alone (tp_stage_ops.shard). Only where the provider has `shard` */
+    int member;
     const char *store;            /* folder on a disk for what is swapped, where it does not go to the host's memory; borrowed
                                      until open returns */
     void *lent;                   /* memory of tp_stage_bytes.lent for the buffers that messages leave from, borrowed for the
@@ -74,6 +77,12 @@ tp_adamw_clip(double grad_clip, double norm)
 }
 
 typedef enum { TP_STATE_VALUE, TP_STATE_M, TP_STATE_V, TP_STATE_GRAD } tp_state;
+/* What one of the replicas that share a stage's moments has of a row of them, in floats of the stage's gradients
+ * (tp_stage_ops.gradients). */
+typedef struct {
+    int64_t row, row_end;  /* the whole row: of a block of the stage, or of a tied weight before all blocks */
+    int64_t first, floats; /* of these the member's; cut where sums of squares may be */
+} tp_shard;
 /* Of which sequences: all, or those of one half, where the slicing has halves (tp_slicing_halve); the first half first. */
 typedef enum { TP_WHOLE, TP_FIRST_HALF, TP_SECOND_HALF } tp_half;
 typedef enum { TP_END_INPUT, TP_END_OUTPUT, TP_END_OUTPUT_GRADIENT, TP_END_INPUT_GRADIENT } tp_end;
@@ -172,7 +181,8 @@ typedef struct {
     int (*param_index)(const tp_stage *stage, int i);
     /* Its logical shape; 1 for a matrix, 0 for a vector (rows 1). */
     int (*param_shape)(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
-    /* EVALUE: a state of a tensor that another stage answers for. */
+    /* EVALUE: a state of a tensor that another stage answers for; export of moments that are sharded. An import of these takes the
+     * shards, and the gradient's place. */
     tp_status (*import)(tp_stage *stage, int i, tp_state state, const float *row_major);
     tp_status (*export)(const tp_stage *stage, int i, tp_state state, float *row_major);
     /* After imports of values and before the first forward. */
@@ -235,8 +245,23 @@ typedef struct {
      * at the latest from sumsq. NULL: this provider has one version. Between updates `forward` reads the newest version, and what
      * follows it the same. */
     tp_status (*update_micro)(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip);
-    /* AdamW on every tensor that the stage answers for, with gradients scaled by grad_scale, then pack. */
+    /* AdamW on every tensor that the stage answers for, with gradients scaled by grad_scale, then pack. With config.shards on its
+     * shards alone, without pack: whoever gathers the values calls that. */
     tp_status (*update)(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
+
+    /* ---- config.shards (ZeRO's first stage: Rajbhandari et al., SC 2020; Megatron-LM's distributed optimizer). NULL: this provider
+     * keeps all moments on every replica ---- */
+    /* Rows 0 to shard_rows - 1; floats 0: the member has nothing of it. */
+    tp_shard (*shard)(const tp_stage *stage, int row, int member);
+    int (*shard_rows)(const tp_stage *stage);
+    /* The values of the tensors that have gradients: that of gradient i is values[i]. */
+    float *(*values)(tp_stage *stage);
+    /* Room for the sums of squares of all members' shards, [replicas][*each] of the device: measure leaves this member's row there, and
+     * sumsq reads all. */
+    double *(*squares)(tp_stage *stage, int64_t *each);
+    /* This member's moments into the places of their gradients, which are gone then: whoever gathers these has all moments, by
+     * export of TP_STATE_GRAD. TP_STATE_M or TP_STATE_V. */
+    tp_status (*spread)(tp_stage *stage, tp_state state);
 } tp_stage_ops;
 
 /* ---- a provider: what a module that is loaded brings ------------------------------------------------------------------------ */
@@ -247,7 +272,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 16u
+#define TP_PROVIDER_ABI 17u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

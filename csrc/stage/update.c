@@ -74,8 +74,27 @@ tp_stage_loss(tp_stage *stage, double *out)
 }
 
 tp_status
+tp_stage_measure(tp_stage *stage)
+{
+    const tp_stage_base *base = &stage->base;
+    if (!base->config.shards)
+        return TP_OK;
+    double *own = base->squares + base->config.member * base->squares_each;
+    for (int i = 0; i < base->params; i++) {
+        tp_shard_part part = tp_stage_shard_part(base, i);
+        if (part.floats > 0)
+            stage->be->ops->sumsq_leaves(stage->be, part.floats, base->param[i].grad + part.begin, own + tp_stage_leaves_at(base, i));
+    }
+    return TP_OK;
+}
+
+tp_status
 tp_stage_sumsq(tp_stage *stage, double *sums)
 {
+    if (stage->base.config.shards)
+        tp_stage_sum_leaves(&stage->base, stage->base.squares, sums);
+    if (stage->base.config.shards)
+        return TP_OK;
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
         if (stage->squares != NULL)
@@ -86,25 +105,67 @@ tp_stage_sumsq(tp_stage *stage, double *sums)
     return TP_OK;
 }
 
-/* The i-th tensor's value from another version of it, or its own, and its gradient; and what products read of it. */
+/* `floats` of the i-th tensor from `begin` on, from another version of its value, or its own, and its gradient. */
+static void
+update_floats(tp_stage *stage, int i, int64_t begin, int64_t floats, const float *from, float *m, float *v, const tp_adamw *adamw,
+              double grad_scale)
+{
+    const tp_stage_param *param = &stage->base.param[i];
+    double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
+    stage->be->ops->adamw(stage->be, floats, from + begin, param->value + begin, param->grad + begin, m, v, (float)adamw->lr,
+                          adamw->beta1, adamw->beta2, (float)adamw->eps,
+                          (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,
+                          (float)grad_scale);
+}
+
+/* And what products read of it. */
 static void
 update_tensor(tp_stage *stage, int i, const float *from, const tp_adamw *adamw, double grad_scale)
 {
     const tp_stage_param *param = &stage->base.param[i];
-    double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
-    stage->be->ops->adamw(stage->be, param->floats, from, param->value, param->grad, param->m, param->v, (float)adamw->lr,
-                          adamw->beta1, adamw->beta2, (float)adamw->eps,
-                          (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,
-                          (float)grad_scale);
+    update_floats(stage, i, 0, param->floats, from, param->m, param->v, adamw, grad_scale);
     tp_stage_pack(stage, param); /* while its value may still be in a cache */
+}
+
+static void
+update_shard(tp_stage *stage, int i, const tp_adamw *adamw, double grad_scale)
+{
+    const tp_stage_base *base = &stage->base;
+    tp_shard_part part = tp_stage_shard_part(base, i);
+    if (part.floats > 0)
+        update_floats(stage, i, part.begin, part.floats, base->param[i].value, base->moments[0] + part.at, base->moments[1] + part.at,
+                      adamw, grad_scale);
 }
 
 tp_status
 tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
 {
     for (int i = 0; i < stage->base.params; i++)
-        if (tp_stage_answers_for(&stage->base, i))
+        if (stage->base.config.shards)
+            update_shard(stage, i, adamw, grad_scale);
+        else if (tp_stage_answers_for(&stage->base, i))
             update_tensor(stage, i, stage->base.param[i].value, adamw, grad_scale);
+    return TP_OK;
+}
+
+void
+tp_stage_take_moments(tp_stage *stage, int i, tp_state state)
+{
+    const tp_stage_base *base = &stage->base;
+    tp_shard_part part = tp_stage_shard_part(base, i);
+    if (part.floats > 0)
+        stage->be->ops->copy(stage->be, part.floats, base->param[i].grad + part.begin, base->moments[state == TP_STATE_V] + part.at);
+}
+
+tp_status
+tp_stage_spread(tp_stage *stage, tp_state state)
+{
+    const tp_stage_base *base = &stage->base;
+    for (int i = 0; i < base->params; i++) {
+        tp_shard_part part = tp_stage_shard_part(base, i);
+        if (part.floats > 0)
+            stage->be->ops->copy(stage->be, part.floats, base->moments[state == TP_STATE_V] + part.at, base->param[i].grad + part.begin);
+    }
     return TP_OK;
 }
 

@@ -166,8 +166,9 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     link = replace(replace(request, replicas=replicas).link(ranks), copies=copies)
     units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
     fixed = chunks * len(PHASES) * costs.overhead_s * units * (1 - 1e-12)
-    update: float = (costs.optimizer_stage_s * chunks + costs.optimizer_param_s * params / ranks) * copies
-    ring = float(link.seconds(4.0 * params / (ranks * chunks))) * chunks * copies
+    each = params / (ranks * chunks)
+    update: float = (costs.optimizer_stage_s + costs.optimizer_param_s * each + float(link.shards_s(each))) * chunks * copies
+    ring = float(link.sums_s(each)) * chunks * copies
     before = sum(rank if copies == 1 else min(rank, ranks - 1 - rank) for rank in range(ranks)) / ranks
     work = least_s * share / ranks + fixed
     return (max(work, ring) if link.overlaps else work + ring) + update + least_latency_s(request) * before
@@ -206,8 +207,9 @@ def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, lea
     link = replace(request, replicas=replicas).link(ranks)
     share = request.batch // replicas
     units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
-    ring = 0.0 if link.overlaps else float(link.seconds(0.0))   # beside the work it may be hidden
-    each = costs.optimizer_param_s + (0.0 if link.overlaps else float(link.seconds(4.0)) - ring)
+    sums = [0.0 if link.overlaps else float(link.sums_s(n)) for n in (0.0, 1.0)]     # beside the work they may be hidden
+    more = [behind + float(link.shards_s(n)) for behind, n in zip(sums, (0.0, 1.0), strict=True)]
+    ring, each = more[0], costs.optimizer_param_s + more[1] - more[0]
     fixed = chunks * (len(PHASES) * costs.overhead_s * units + costs.optimizer_stage_s + ring)
     update = updated_of_kind(request.model)
     work = [max(least.work[b.kind], least.first[b.kind]) + each * update[b.kind] + costs.optimizer_head_s * (b.kind == "head")
@@ -321,5 +323,6 @@ def order_bound_s(request: Request, name: str, ranks: int, chunks: int) -> float
         return 0.0
     found = unit * _core.partition_bound(ORDERS[name], ranks, chunks, micros, request.model.n_layer, seconds / unit,
                                          *least.tolist())
-    ring = float(request.link(ranks).seconds(0.0))
+    link = request.link(ranks)
+    ring = float(link.sums_s(0.0) + link.shards_s(0.0))
     return found * (1 - 1e-12) + chunks * (costs.optimizer_stage_s + ring)

@@ -76,7 +76,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
          granularity: int | None = None, partition: Sequence[tuple[int, int]] | None = None,
          slicing: int | Sequence[tuple[int, Sequence[int]]] | None = None, executable: bool | None = None,
          time_limit_s: float | None = None, backend: str | None = None, dtype: str | None = None,
-         recompute: str | Sequence[bool] | None = None, progress: bool | None = None) -> Plan:
+         recompute: str | Sequence[bool] | None = None, progress: bool | None = None, shard_optimizer: bool = False) -> Plan:
     """Plan one training step of ``batch`` sequences of ``seq_len`` tokens.
 
     Args:
@@ -161,6 +161,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             in the run's folder or the one that TERAPIPE_SWAP_DIR names: that disk's bandwidth is meant, which
             ``Cluster.local(swap_folder=...)`` measures. With ``cluster.swaps_beside``, and on CUDA, copies are made beside the
             work, and what is brought back comes as far ahead as is fastest in the memory.
+        shard_optimizer: True: each of several replicas (or copies of the model, chimera's) has AdamW's moments of a part of its
+            stages' parameters, updates these alone, and gathers the others' new values, in place of their gradients (ZeRO's first
+            stage, Megatron-LM's distributed optimizer): the same bits, 8 (1 - 1 / replicas) bytes a parameter less, and no more
+            bytes sent. On the CPU. ``sums_beside`` then hides half as much: values are gathered behind the update.
         progress: None: where the auto planner takes more than two seconds, a line on a terminal or in a notebook says what it is
             at, and is gone when it ends; False: silence.
 
@@ -179,7 +183,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         model, cluster, batch, seq_len, costs, planner=planner, schedule=schedule, stages=stages, data_parallel=data_parallel,
         tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
         partition=partition, slicing=slicing, executable=executable, time_limit_s=time_limit_s,
-        recompute=recompute)
+        recompute=recompute, shard_optimizer=shard_optimizer)
     tell_of_costs(cluster, seq_len, costs)
     return made(request, progress, start)
 
@@ -279,5 +283,6 @@ def _finished(request: Request, found: Found, log: Sequence[str], start: float) 
         backend=judge.costs.backend, dtype=judge.costs.dtype, device=judge.costs.device, reproducible=judge.costs.reproducible,
         cost_source=_source(request),
         granularity=request.unit, data_parallel=judge.replicas.count, search_log=list(log),
+        shard_optimizer=judge.replicas.shards and judge.replicas.count * program.copies > 1,
         recompute=list(c.savings.recompute or [False] * model.num_blocks),
         swap=list(c.savings.swap or [0] * model.num_blocks), planning_time_s=time.perf_counter() - start)

@@ -9,7 +9,7 @@ import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from .. import _core, schedules
 from .._core import DeadlineError, InfeasibleError
-from ..config import KINDS, Cluster, GPTConfig, counted
+from ..config import KINDS, GPTConfig, counted
 from ..cost import CostModel, filled
 from ..engine import cut_least, cut_stages, dimensions, rank_memory, saves_bytes
 from ..guests import BPIPE, guest_bytes, guest_seconds
 from ..links import Links, of_copies, rank_of
-from ..partition import block_counts, block_params, updated_params
-from ..schedule import BESIDE, LAST, SUM
+from ..partition import block_counts, updated_params
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
 from .deadline import abandoning, check_time
+from .replicas import Replicas, sums_behind, sums_of, update_more
 from .savings import NOTHING, Savings, attends, saving
 from .whole import WHOLE, WITHIN, is_whole, may_be_whole
 
@@ -50,72 +50,6 @@ class Candidate(NamedTuple):
     slicing: tuple[Micro, ...]
     pending: int
     savings: Savings = NOTHING
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """Data parallelism: how many pipelines, and the link on which they sum their gradients.
-
-    An all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter and
-    all-gather, d - 1 messages each (Patarasu & Yuan 2009); and the seconds of copies that ranks make at both ends. It is counted
-    once a step on every stage, before its update; ``beside``, of attentions and FFNs as each has gone back last, beside other work.
-    """
-
-    count: int = 1
-    latency_s: float = 0.0
-    bandwidth_Bps: float = 1.0
-    copy_byte_s: float = 0.0      #: seconds a byte of each copy that a rank makes itself
-    copies: int = 1               #: copies of the model in each replica (Chimera: 2); all of them sum their gradients
-    beside: bool = False          #: a rank adds up beside its work; of one copy, and but for the embedding and the head
-
-    @classmethod
-    def of(cls, cluster: Cluster, ranks: int, count: int, costs: CostModel) -> Replicas:
-        """``count`` pipelines of ``ranks`` ranks on a cluster. CPUs copy messages into and out of rings; GPUs need not."""
-        near = ranks * count <= (cluster.devices_per_node or cluster.num_devices)
-        link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
-        copy_byte_s, beside = (costs.copy_byte_s, cluster.sums_beside) if costs.backend == "cpu" else (0.0, False)
-        return cls(count, *link, copy_byte_s, beside=beside)
-
-    @property
-    def members(self) -> int:
-        """Members of an all-reduce."""
-        return self.count * self.copies
-
-    @property
-    def overlaps(self) -> bool:
-        """Are most sums made beside the work?"""
-        return self.beside and self.count > 1 and self.copies == 1
-
-    def seconds(self, size: Any) -> Any:
-        """Seconds of an all-reduce of ``size`` bytes."""
-        byte_s = 1 / self.bandwidth_Bps + 2 * self.copy_byte_s
-        return 2 * (self.members - 1) * (self.latency_s + size / self.members * byte_s) if self.members > 1 else 0.0
-
-
-def _inner(counts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """[stages, kinds] without embeddings and heads."""
-    return counts * np.array([kind in ("attention", "ffn") for kind in KINDS], np.int32)
-
-
-def _ring_s(ring: Replicas, params: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(params > 0, ring.seconds(4.0 * params), 0.0)
-
-
-def sums_behind(model: GPTConfig, counts: NDArray[np.int32], ring: Replicas) -> NDArray[np.float64]:
-    """[stages] seconds in which replicas add up what they do not beside their work. counts: blocks of each kind."""
-    params = updated_params(model, counts)
-    return _ring_s(ring, params - _inner(counts) @ block_params(model) if ring.overlaps else params)
-
-
-def sums_of(model: GPTConfig, partition: Cut, counts: NDArray[np.int32], ring: Replicas) -> dict[str, NDArray[np.float64]]:
-    """Seconds of the replicas' sums on each stage, as ``Program.makespan`` takes them."""
-    out = {SUM: sums_behind(model, counts, ring)}
-    if ring.overlaps:
-        each = block_params(model)
-        kinds = [[KINDS.index(block.kind) for block in model.blocks[a:e]] for a, e in partition]
-        last = [next((each[k] for k in of if KINDS[k] in ("attention", "ffn")), 0.0) for of in kinds]
-        out |= {BESIDE: _ring_s(ring, _inner(counts) @ each), LAST: _ring_s(ring, np.array(last, np.float64))}
-    return out
 
 
 def copies_of(schedule: str) -> int:
@@ -218,16 +152,12 @@ class Judge:
     def _stage_work_of(self, cut: Cut, copies: int = 1) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
         ring = replace(self.replicas, copies=copies)
-        return counts, update_s + self._sums(counts, ring)
-
-    def _sums(self, counts: NDArray[np.int32], ring: Replicas) -> NDArray[np.float64]:
-        """Seconds of each stage's sum over the replicas, of what is summed behind the work."""
-        return sums_behind(self.model, counts, ring)
+        return counts, update_s + update_more(self.model, counts, ring)
 
     def updates(self, cut: Cut) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds of each stage's update, and of these those of its sum over the replicas."""
         counts, update_s = self._stage_work(cut)
-        return update_s, self._sums(counts, self.replicas)
+        return update_s, sums_behind(self.model, counts, self.replicas)
 
     def mean_message_s(self, rows: float) -> float:
         """Mean seconds of a message of ``rows`` tokens between two stages, over all links: for planners that know only one link."""
@@ -376,16 +306,18 @@ class Judge:
     def _judge(self) -> Any:
         if self._core is None:
             where = self.costs.where.arguments
-            memory = dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count, self.savings.at_once
-            rings = self._ring(1), self._ring(2), self.replicas.beside
-            self._core = self.costs.judge(self.model, self.ranks, self.chunks, rings, memory,
+            memory = (dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count, self.replicas.shards,
+                      self.savings.at_once)
+            rings = [replace(self.replicas, copies=copies) for copies in (1, 2)]
+            lines = *(self._line(ring.sums_s) for ring in rings), *(self._line(ring.shards_s) for ring in rings)
+            self._core = self.costs.judge(self.model, self.ranks, self.chunks, (*lines, self.replicas.beside), memory,
                                           saves_bytes(self.savings.recompute), self.links)
         return self._core
 
-    def _ring(self, copies: int) -> tuple[float, float]:
-        """Seconds of the replicas' all-reduce: (fixed, for each parameter of a stage), with ``copies`` of the model in each."""
-        ring = replace(self.replicas, copies=copies)
-        return ring.seconds(0.0), ring.seconds(4.0) - ring.seconds(0.0)
+    @staticmethod
+    def _line(seconds: Callable[[float], float]) -> tuple[float, float]:
+        """Seconds of some parameters of a stage: (fixed, for each)."""
+        return seconds(0.0), seconds(1.0) - seconds(0.0)
 
     def _given(self, c: Candidate) -> tuple[Any, ...]:
         """A candidate as the C core takes it: most are made only once, and arrays of ``array`` soonest."""
@@ -464,8 +396,7 @@ class Judge:
     def peak(self, c: Candidate, program: Program) -> list[int]:
         """Peak bytes of every rank, exact: what the engine would allocate (with one thread a rank), without allocating it."""
         return rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, replicas=self.replicas.count,
-                           recompute=c.savings.recompute,
-                           swap=c.savings.swap)
+                           shards=self.replicas.shards, recompute=c.savings.recompute, swap=c.savings.swap)
 
     def cuts_within(self, c: Candidate, limit: int, ticks: NDArray[np.float64]) -> list[Cut]:
         """Partitions within the limit for the candidate's program: the one whose longest stage is shortest, and, for two chunks a
@@ -476,7 +407,7 @@ class Judge:
         if program is None:
             return []
         found = [cut_stages(self.model, c.slicing, program, limit, ticks, self.costs.where, c.savings.recompute,
-                            self.replicas.count, by_pairs) for by_pairs in (False, True)[:1 + pairs]]
+                            self.replicas.count, by_pairs, self.replicas.shards) for by_pairs in (False, True)[:1 + pairs]]
         return [tuple(cut) for cut in found if cut is not None]
 
     def cut_least(self, c: Candidate, low: int, high: int) -> Cut | None:
@@ -486,7 +417,7 @@ class Judge:
         if program is None:
             return None
         found = cut_least(self.model, c.slicing, program, low, high, 0.0, self.costs.where, c.savings.recompute,
-                          self.replicas.count)
+                          self.replicas.count, self.replicas.shards)
         return None if found is None else tuple(found)
 
     def peak_bytes(self, c: Candidate) -> list[int]:
@@ -506,8 +437,8 @@ class Judge:
     @property
     def kept_bytes(self) -> int:
         """Bytes that training keeps of all parameters, on all ranks together, whatever the plan: value, gradient and two moments of
-        each, in fp32."""
-        return 16 * self.model.num_params
+        each, or of these a replica's share, in fp32."""
+        return (8 + 8 // (self.replicas.count if self.replicas.shards else 1)) * self.model.num_params
 
     def too_small(self) -> bool:
         """Is there no room on all ranks together for what training keeps?"""

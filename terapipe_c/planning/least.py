@@ -83,7 +83,7 @@ class LeastBytes:
         slots = least_slots(name, ranks, asked.chunks, micros, not unit and all(len(lengths) == 1 for _, lengths in slicing))
         apart = not may_be_whole(name, ())
         key = (ranks, asked.chunks, asked.replicas, copies, name in ZIGZAG, slots, slicing if unit else len(slicing), unit, free,
-               asked.recompute, asked.partition, apart)
+               asked.recompute, asked.partition, apart, asked.shards)
         if key not in self._known:
             kinds = [block.kind in ("attention", "ffn") for block in asked.model.blocks]
             self._known[key] = _core.least_memory(
@@ -91,5 +91,5 @@ class LeastBytes:
                 asked.replicas, copies, saves=None if free else saves_bytes(asked.recompute),
                 all_saved=saves_bytes(kinds) if free else None,
                 partition=None if asked.partition is None else boundaries(asked.partition), apart=apart,
-                **asked.costs.where.arguments)
+                shards=asked.shards, **asked.costs.where.arguments)
         return self._known[key]

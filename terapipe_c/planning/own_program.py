@@ -50,7 +50,7 @@ def with_program(plan: Plan, program: Any) -> Plan:
     _check_neighbours(ways[0])
     limit, where = plan.memory_limit_bytes, choose(plan.backend, plan.dtype)
     peaks = [rank_memory(plan.model, plan.stages, plan.slicing, each, backend=where, recompute=plan.recompute, swap=plan.swap,
-                         replicas=plan.data_parallel) for each in ways]
+                         replicas=plan.data_parallel, shards=plan.shard_optimizer) for each in ways]
     fits = [i for i, peak in enumerate(peaks) if limit is None or max(peak) <= limit]
     at = fits[0] if fits else min(range(len(peaks)), key=lambda i: max(peaks[i]))
     own, peak, needed = ways[at], peaks[at], max(peaks[at])

@@ -15,7 +15,8 @@ from ..guests import BPIPE
 from ..links import Links
 from ..partition import check_partition, check_slicing
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG
-from .judge import Cut, Judge, Micro, Replicas, possible
+from .judge import Cut, Judge, Micro, possible
+from .replicas import Replicas
 from .savings import NOTHING, Savings
 from .starts import StageCost
 
@@ -111,6 +112,7 @@ class Request:
     free_copies: bool = False           # gradients may be summed in another order than on one device: replicas, Chimera
     time_limit_s: float | None = None
     recompute: tuple[bool, ...] = ()    # per block; empty: not given, so that planners choose
+    shards: bool = False                # replicas shard the optimizer
     each_alone: bool = True             # terapipe searches each schedule alone, rather than all together
     kinds: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict, compare=False)   # seconds of blocks, once made
 
@@ -121,7 +123,7 @@ class Request:
 
     def link(self, ranks: int) -> Replicas:
         """The replicas, and the link on which they sum their gradients, where each has ``ranks`` ranks."""
-        return Replicas.of(self.cluster, ranks, self.replicas, self.costs)
+        return Replicas.of(self.cluster, ranks, self.replicas, self.costs, self.shards)
 
     def judge(self, ranks: int) -> Judge:
         """A new judge of plans for so many ranks."""
@@ -339,9 +341,17 @@ def most_batch(cluster: Cluster) -> int:
     return min(MOST_MICROS * cluster.num_devices, MOST_BATCH)
 
 
+def _check_shards(shard_optimizer: Any, costs: CostModel) -> bool:
+    shards = flag("shard_optimizer", shard_optimizer)
+    if shards and not costs.where.shards:
+        raise InvalidValueError(f"shard_optimizer is True: backend {costs.backend} keeps all of AdamW's moments on every replica, "
+                                "False would be right")
+    return shards
+
+
 def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, *, planner: Any, schedule: Any, stages: Any,
                   data_parallel: Any, tensor_parallel: Any, chunks: Any, memory_bytes: Any, granularity: Any, partition: Any,
-                  slicing: Any, executable: Any, time_limit_s: Any, recompute: Any = None) -> Request:
+                  slicing: Any, executable: Any, time_limit_s: Any, recompute: Any = None, shard_optimizer: Any = False) -> Request:
     """The request of ``tp.plan``'s arguments; a ValueError or TypeError names the argument, its value and what would be
     right."""
     if not isinstance(model, GPTConfig):
@@ -414,4 +424,5 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
                    limit, unit, checked, cut, open_ranks, open_replicas, free_chunks,
                    planner == "auto" and schedule == "auto", not runs_here,
                    time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s),
-                   recompute=_check_recompute(recompute, model, planner))
+                   recompute=_check_recompute(recompute, model, planner),
+                   shards=_check_shards(shard_optimizer, checked_costs))

@@ -1,0 +1,204 @@
+/* Moments that replicas share, each with those of a part of every block's gradients, which it alone updates: ZeRO's first stage
+ * (Rajbhandari et al., SC 2020, section 5.1), as Megatron-LM's distributed optimizer does it.
+ *
+ * A row, a block's gradients, is cut into as many parts as there are members, as even as leaves of sums of squares allow, so that a
+ * norm has the bits of one that is measured whole; member m has part m + row, so that no member has all the larger ones. What a member
+ * has room for is the largest part of each row: all members take as much memory, and none needs to know which it is. */
+#include "csrc/stage/describe.h"
+
+#define ROOM 64 /* floats: rows of moments begin where kernels read widest */
+
+static int
+first_param(const tp_stage_base *stage, int block)
+{
+    const tp_stage_block *of = &stage->block[block];
+    return of->kind == TP_EMBEDDING ? of->in : of->norm;
+}
+
+/* Tensors [*low, *high) of the row: row 0 is what lies before the first block, a tied weight of the head's. */
+static void
+row_params(const tp_stage_base *stage, int row, int *low, int *high)
+{
+    *low = row == 0 ? 0 : first_param(stage, row - 1);
+    *high = row == stage->blocks ? stage->params : first_param(stage, row);
+    while (*low < *high && !tp_stage_answers_for(stage, *low)) /* a tied embedding's */
+        ++*low;
+}
+
+/* The place nearest to `at` where the row may be cut. */
+static int64_t
+cut_at(const tp_stage_base *stage, int low, int high, int64_t at)
+{
+    int i = low;
+    while (i + 1 < high && stage->param[i + 1].grad_at <= at)
+        i++;
+    const tp_stage_param *param = &stage->param[i];
+    int64_t end = param->grad_at + param->floats, next = i + 1 < high ? stage->param[i + 1].grad_at : end;
+    int64_t before = param->grad_at + (at - param->grad_at) / TP_SUMSQ_LEAF * TP_SUMSQ_LEAF, after = before + TP_SUMSQ_LEAF;
+    if (before >= end)
+        return next;
+    after = after < end ? after : next;
+    return after - at < at - before ? after : before;
+}
+
+/* Of the row's parts, from the first on. */
+static tp_shard
+part_of(const tp_stage_base *stage, int row, int part)
+{
+    int low, high, members = stage->config.replicas;
+    row_params(stage, row, &low, &high);
+    if (low == high)
+        return (tp_shard){0};
+    int64_t begin = stage->param[low].grad_at, end = stage->param[high - 1].grad_at + stage->param[high - 1].floats, all = end - begin;
+    int64_t from = part == 0 ? begin : cut_at(stage, low, high, begin + all / members * part + all % members * part / members);
+    int64_t to = part + 1 == members ? end
+                                     : cut_at(stage, low, high, begin + all / members * (part + 1) + all % members * (part + 1) / members);
+    return (tp_shard){begin, end, from, to - from};
+}
+
+tp_shard
+tp_stage_shard_of(const tp_stage_base *stage, int row, int member)
+{
+    return part_of(stage, row, (member + row) % stage->config.replicas);
+}
+
+static int64_t
+common(int64_t begin, int64_t end, int64_t from, int64_t to, int64_t *first)
+{
+    *first = begin > from ? begin : from;
+    int64_t last = end < to ? end : to;
+    return last > *first ? last - *first : 0;
+}
+
+static int64_t
+leaves_of(int64_t floats)
+{
+    return (floats + TP_SUMSQ_LEAF - 1) / TP_SUMSQ_LEAF;
+}
+
+/* Leaves of tensors [low, high) in the shard. */
+static int64_t
+leaves_in(const tp_stage_base *stage, const tp_shard *shard, int low, int high)
+{
+    int64_t leaves = 0, first;
+    for (int i = low; i < high; i++) {
+        const tp_stage_param *param = &stage->param[i];
+        leaves += leaves_of(common(param->grad_at, param->grad_at + param->floats, shard->first, shard->first + shard->floats, &first));
+    }
+    return leaves;
+}
+
+static int64_t
+moments_at(const tp_stage_base *stage, int row)
+{
+    return row == 0 ? 0 : stage->block[row - 1].moments_at;
+}
+
+static int64_t
+squares_at(const tp_stage_base *stage, int row)
+{
+    return row == 0 ? 0 : stage->block[row - 1].squares_at;
+}
+
+void
+tp_lay_shards(tp_stage_base *stage, tp_stage_arena *from)
+{
+    int64_t floats = 0, leaves = 0;
+    for (int row = 0; row <= stage->blocks; row++) {
+        int low, high;
+        int64_t most = 0, most_leaves = 0;
+        row_params(stage, row, &low, &high);
+        for (int i = low; i < high; i++)
+            stage->param[i].row = row;
+        for (int part = 0; part < stage->config.replicas; part++) {
+            tp_shard shard = part_of(stage, row, part);
+            int64_t its = leaves_in(stage, &shard, low, high);
+            most = shard.floats > most ? shard.floats : most;
+            most_leaves = its > most_leaves ? its : most_leaves;
+        }
+        if (row > 0) {
+            stage->block[row - 1].moments_at = floats;
+            stage->block[row - 1].squares_at = leaves;
+        }
+        floats += (most + ROOM - 1) / ROOM * ROOM;
+        leaves += most_leaves;
+    }
+    stage->squares_each = leaves;
+    stage->moments[0] = tp_lay_floats(from, floats);
+    stage->moments[1] = tp_lay_floats(from, floats);
+    stage->squares = tp_lay(from, stage->config.replicas * leaves, sizeof *stage->squares);
+}
+
+tp_shard_part
+tp_stage_shard_part(const tp_stage_base *stage, int i)
+{
+    const tp_stage_param *param = &stage->param[i];
+    tp_shard shard = tp_stage_shard_of(stage, param->row, stage->config.member);
+    int64_t first, floats = common(param->grad_at, param->grad_at + param->floats, shard.first, shard.first + shard.floats, &first);
+    if (!tp_stage_answers_for(stage, i) || floats == 0)
+        return (tp_shard_part){0};
+    return (tp_shard_part){first - param->grad_at, floats, moments_at(stage, param->row) + first - shard.first};
+}
+
+int64_t
+tp_stage_leaves_at(const tp_stage_base *stage, int i)
+{
+    int low, high, row = stage->param[i].row;
+    tp_shard shard = tp_stage_shard_of(stage, row, stage->config.member);
+    row_params(stage, row, &low, &high);
+    return squares_at(stage, row) + leaves_in(stage, &shard, low, i);
+}
+
+void
+tp_stage_sum_leaves(const tp_stage_base *stage, const double *squares, double *sums)
+{
+    const int members = stage->config.replicas;
+    for (int row = 0; row <= stage->blocks; row++) {
+        int low, high;
+        row_params(stage, row, &low, &high);
+        for (int i = low; i < high; i++)
+            sums[stage->param[i].index] = 0;
+        for (int part = 0; low < high && part < members; part++) { /* in the order of the leaves */
+            tp_shard shard = part_of(stage, row, part);
+            int member = ((part - row) % members + members) % members;
+            const double *leaf = squares + member * stage->squares_each + squares_at(stage, row);
+            for (int i = low; i < high; i++)
+                for (int64_t n = leaves_in(stage, &shard, i, i + 1); n > 0; n--)
+                    sums[stage->param[i].index] += *leaf++;
+        }
+    }
+}
+
+/* ---- of tp_stage_ops --------------------------------------------------------------------------------------------------- */
+
+static const tp_stage_base *
+base_of(const tp_stage *stage)
+{
+    return (const tp_stage_base *)(const void *)stage;
+}
+
+tp_shard
+tp_stage_shard(const tp_stage *stage, int row, int member)
+{
+    return tp_stage_shard_of(base_of(stage), row, member);
+}
+
+int
+tp_stage_shard_rows(const tp_stage *stage)
+{
+    return base_of(stage)->blocks + 1;
+}
+
+float *
+tp_stage_values(tp_stage *stage)
+{
+    const tp_stage_base *base = base_of(stage);
+    return base->param[tp_stage_answers_for(base, 0) ? 0 : 1].value;
+}
+
+double *
+tp_stage_squares(tp_stage *stage, int64_t *each)
+{
+    *each = base_of(stage)->squares_each;
+    return base_of(stage)->squares;
+}
