@@ -85,7 +85,7 @@ def cuda_sources(emulated=False):
         sources = [p for p in sources if p.name not in hidden and p not in needs_cuda] + emulators
     shared = [p for room in rooms for p in sorted(Path(room).glob("*.c"))]
     shared += [Path("csrc/comm/region.c"), Path("csrc/comm/words.c")]  # a region is memory: it has no one module
-    shared += [Path(f"csrc/stage/{name}.c") for name in ("describe", "room", "versions")]  # what every provider's stage begins with
+    shared += [Path(f"csrc/stage/{name}.c") for name in ("describe", "room", "shards", "versions")]  # of every stage
     return [str(p) for p in (*sources, *shared)]
 
 

@@ -115,6 +115,12 @@ tp_cuda_list_tensors(int64_t count, tp_cuda_tensor *tensor, int32_t *owner);
  * not read before. */
 TP_MUST_USE tp_status
 tp_cuda_sumsq(tp_stream stream, const tp_cuda_tensors *list, double *sums, double *partial);
+/* The leaves of that alone: partial [leaves]. */
+TP_MUST_USE tp_status
+tp_cuda_sumsq_leaves(tp_stream stream, const tp_cuda_tensors *list, double *partial);
+/* And, on the host, the sum of a tensor's leaves by the same tree. */
+double
+tp_cuda_sum_leaves(int64_t leaves, const double *partial);
 
 /* As tp_backend_ops.adamw: bias1 = 1 - beta1^t, bias2 = 1 - beta2^t of this step. */
 typedef struct {

@@ -213,12 +213,30 @@ tp_cuda_list_tensors(int64_t count, tp_cuda_tensor *tensor, int32_t *owner)
 }
 
 tp_status
-tp_cuda_sumsq(tp_stream stream, const tp_cuda_tensors *list, double *sums, double *partial)
+tp_cuda_sumsq_leaves(tp_stream stream, const tp_cuda_tensors *list, double *partial)
 {
     sumsq_args a = {list->tensor, list->owner, partial};
-    sumsq_end_args end = {list->tensor, partial, sums};
     TP_TRY(TP_REACHES(stream, "sumsq_leaf", list->tensor, (size_t)list->count * sizeof *list->tensor));
-    TP_TRY(TP_LAUNCH(sumsq_leaf, tp_grid1(list->leaves), ROWS_BLOCK, 0, stream, a));
+    return TP_LAUNCH(sumsq_leaf, tp_grid1(list->leaves), ROWS_BLOCK, 0, stream, a);
+}
+
+double
+tp_cuda_sum_leaves(int64_t leaves, const double *partial)
+{
+    double sums[ROWS_BLOCK] = {0.0};
+    for (int64_t i = 0; i < leaves; i++)
+        sums[i % ROWS_BLOCK] += partial[i];
+    for (int half = ROWS_BLOCK / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            sums[i] += sums[i + half];
+    return sums[0];
+}
+
+tp_status
+tp_cuda_sumsq(tp_stream stream, const tp_cuda_tensors *list, double *sums, double *partial)
+{
+    sumsq_end_args end = {list->tensor, partial, sums};
+    TP_TRY(tp_cuda_sumsq_leaves(stream, list, partial));
     return TP_LAUNCH(sumsq_end, tp_grid1(list->count), ROWS_BLOCK, 0, stream, end);
 }
 

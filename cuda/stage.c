@@ -149,6 +149,8 @@ stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
     TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, tp_stage_state(&stage->base, i, state), row_major, bytes,
                         TP_CUDA_TO_DEVICE));
+    if (tp_stage_is_sharded(&stage->base, state))
+        TP_TRY(tp_cuda_stage_take_moments(stage, i, state));
     return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
 }
 
@@ -158,6 +160,7 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
     const tp_stage_param *param = &stage->base.param[i];
     size_t bytes = (size_t)(param->info.rows * param->info.cols) * sizeof(float);
     TP_TRY(tp_stage_check_state(&stage->base, i, state));
+    TP_TRY(tp_stage_check_whole(&stage->base, i, state));
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
     TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, row_major, tp_stage_state(&stage->base, i, state), bytes,
                         TP_CUDA_TO_HOST));
@@ -397,4 +400,9 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .sumsq = tp_cuda_stage_sumsq,
     .update_micro = tp_cuda_stage_update_micro,
     .update = tp_cuda_stage_update,
+    .shard = tp_stage_shard,
+    .shard_rows = tp_stage_shard_rows,
+    .values = tp_stage_values,
+    .squares = tp_stage_squares,
+    .spread = tp_cuda_stage_spread,
 };

@@ -94,6 +94,7 @@ struct tp_stage {
     stage_ints on_host;
     float *host_loss;
     double *host_sums;
+    double *host_squares, *host_leaves; /* config.shards: tp_stage_base's squares, and [leaves] in order */
     tp_cuda_clipped *host_clipped;
     int32_t *counts;            /* [max(vocabulary, T)] scratch of sorting */
     int64_t *token_groups, *position_groups; /* [tp_cuda_sums] */
@@ -195,6 +196,11 @@ TP_MUST_USE tp_status
 tp_cuda_stage_measure(tp_stage *stage);
 TP_MUST_USE tp_status
 tp_cuda_stage_sumsq(tp_stage *stage, double *sums);
+/* This replica's shards of the i-th tensor's moments, out of the gradient's place or (spread) of all tensors into them. */
+TP_MUST_USE tp_status
+tp_cuda_stage_take_moments(tp_stage *stage, int i, tp_state state);
+TP_MUST_USE tp_status
+tp_cuda_stage_spread(tp_stage *stage, tp_state state);
 TP_MUST_USE tp_status
 tp_cuda_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
 TP_MUST_USE tp_status

@@ -81,7 +81,9 @@ layout_tensors(tp_stage *stage, tp_stage_arena *from)
 {
     stage->leaves = 0;
     for (int i = 0; i < stage->base.params; i++)
-        if (tp_stage_answers_for(&stage->base, i))
+        if (stage->base.config.shards)
+            stage->leaves += tp_cuda_leaves(tp_stage_shard_part(&stage->base, i).floats);
+        else if (tp_stage_answers_for(&stage->base, i))
             stage->leaves += tp_cuda_leaves(stage->base.param[i].info.rows * stage->base.param[i].info.cols);
     stage->tensors = tp_lay(from, (int64_t)tp_cuda_lists(&stage->base) * stage->base.params, sizeof *stage->tensors);
     stage->owner = tp_lay(from, stage->leaves, sizeof *stage->owner);
@@ -124,6 +126,10 @@ tp_cuda_stage_layout_host(tp_stage *stage, char *base)
     stage->host_loss = tp_lay_floats(&from, tp_stage_tokens(&stage->base));
     stage->host_sums = tp_lay(&from, stage->base.params, sizeof(double));
     stage->host_clipped = tp_lay(&from, stage->base.config.versions > 0, sizeof *stage->host_clipped);
+    if (stage->base.config.shards) {
+        stage->host_squares = tp_lay(&from, stage->base.config.replicas * stage->base.squares_each, sizeof(double));
+        stage->host_leaves = tp_lay(&from, stage->base.leaves, sizeof(double));
+    }
     return from.used;
 }
 

@@ -6,10 +6,28 @@
 
 /* ---- tensors in lists ---------------------------------------------------------------------------------------------------------- */
 
+/* This replica's: products read what is copied once all values are gathered. */
+static tp_cuda_tensor
+shard_of(const tp_stage_base *base, int i)
+{
+    const tp_stage_param *param = &base->param[i];
+    const tp_shard_part part = tp_stage_shard_part(base, i);
+    if (part.floats == 0)
+        return (tp_cuda_tensor){0};
+    return (tp_cuda_tensor){.n = part.floats,
+                            .grad = param->grad + part.begin,
+                            .value = param->value + part.begin,
+                            .m = base->moments[0] + part.at,
+                            .v = base->moments[1] + part.at,
+                            .decays = param->info.is_matrix};
+}
+
 static tp_cuda_tensor
 tensor_of(const tp_stage_base *base, int i, int version)
 {
     const tp_stage_param *param = &base->param[i];
+    if (base->config.shards)
+        return shard_of(base, i);
     if (!tp_stage_answers_for(base, i))
         return (tp_cuda_tensor){0};
     return (tp_cuda_tensor){.n = param->info.rows * param->info.cols,
@@ -150,6 +168,9 @@ static tp_status
 measure(tp_stage *stage)
 {
     const tp_cuda_tensors list = list_of(stage, 0); /* all versions have one gradient */
+    const tp_stage_base *base = &stage->base;
+    if (base->config.shards)
+        return tp_cuda_sumsq_leaves(stage->rank->stream, &list, base->squares + base->config.member * base->squares_each);
     return tp_cuda_sumsq(stage->rank->stream, &list, stage->sums, stage->partial);
 }
 
@@ -158,16 +179,39 @@ tp_cuda_stage_measure(tp_stage *stage)
 {
     if (!by_micros(stage))
         TP_TRY(measure(stage));
-    else
+    if (stage->base.config.shards) /* the other replicas' are to come */
+        return TP_OK;
+    if (by_micros(stage))
         TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_clipped, stage->clipped, sizeof *stage->clipped,
                             TP_CUDA_TO_HOST));
     return tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_sums, by_micros(stage) ? stage->squares : stage->sums,
                         (size_t)stage->base.params * sizeof(double), TP_CUDA_TO_HOST);
 }
 
+static tp_status
+sum_leaves(tp_stage *stage, double *sums)
+{
+    const tp_stage_base *base = &stage->base;
+    const double *leaf = stage->host_leaves;
+    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, stage->host_squares, base->squares,
+                        (size_t)(base->config.replicas * base->squares_each) * sizeof(double), TP_CUDA_TO_HOST));
+    TP_TRY(tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream));
+    tp_stage_order_leaves(base, stage->host_squares, stage->host_leaves);
+    for (int i = 0; i < base->params; i++) {
+        if (!tp_stage_answers_for(base, i))
+            continue;
+        const int64_t leaves = tp_stage_leaves(base->param[i].floats);
+        sums[base->param[i].index] = tp_cuda_sum_leaves(leaves, leaf);
+        leaf += leaves;
+    }
+    return TP_OK;
+}
+
 tp_status
 tp_cuda_stage_sumsq(tp_stage *stage, double *sums)
 {
+    if (stage->base.config.shards)
+        return sum_leaves(stage, sums);
     TP_TRY(tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream));
     if (by_micros(stage) && stage->host_clipped->refused != 0)
         return tp_stage_refuse_norm(&stage->base, stage->host_clipped->refused - 1, stage->host_clipped->norm2);
@@ -196,6 +240,34 @@ tp_cuda_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
     const tp_adamw_args args = args_of(adamw, grad_scale);
     const tp_cuda_tensors list = list_of(stage, stage->base.selected);
     return tp_cuda_adamw(stage->rank->stream, stage->dtype, &list, list.tensor, &args, NULL);
+}
+
+/* Of the i-th tensor, between its shard's moments and the gradient's place. */
+static tp_status
+move_moments(tp_stage *stage, int i, tp_state state, int out)
+{
+    const tp_stage_base *base = &stage->base;
+    const tp_shard_part part = tp_stage_shard_part(base, i);
+    if (part.floats == 0)
+        return TP_OK;
+    float *moments = base->moments[state == TP_STATE_V] + part.at, *place = base->param[i].grad + part.begin;
+    return tp_cuda_copy(stage->rank->cuda, stage->rank->stream, out ? place : moments, out ? moments : place,
+                        (size_t)part.floats * sizeof(float), TP_CUDA_ON_DEVICE);
+}
+
+tp_status
+tp_cuda_stage_take_moments(tp_stage *stage, int i, tp_state state)
+{
+    return move_moments(stage, i, state, 0);
+}
+
+tp_status
+tp_cuda_stage_spread(tp_stage *stage, tp_state state)
+{
+    TP_TRY(tp_cuda_bind(stage->rank->cuda));
+    for (int i = 0; i < stage->base.params; i++)
+        TP_TRY(move_moments(stage, i, state, 1));
+    return TP_OK;
 }
 
 /* ---- updates by micro-batches ------------------------------------------------------------------------------------------------ */

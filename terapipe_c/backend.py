@@ -29,11 +29,6 @@ class Backend:
         return {} if self.name == "cpu" else {"provider": cuda.load().provider, "dtype": self.dtype}
 
     @property
-    def shards(self) -> bool:
-        """Whether replicas can shard the optimizer (tp_stage_ops.shard)."""
-        return self.name == "cpu"
-
-    @property
     def keeps_keys(self) -> int:
         """Columns of ``n_embd`` that attentions which are recomputed may keep: of keys and values, on a GPU of queries, too
         (tp_stage_ops.keeps_keys of csrc/stage/stage_ops.h)."""

@@ -25,7 +25,7 @@ from .view import comparison_svg
 __all__ = ["Comparison", "Row", "compare"]
 
 _OPTIONS = ("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
-            "executable", "time_limit_s", "recompute", "backend", "dtype")  # fmt: skip
+            "executable", "time_limit_s", "recompute", "backend", "dtype", "shard_optimizer")  # fmt: skip
 # Infeasible, not a question for this planner, or too late; a ValueError of a signal's handler is none of them.
 _REFUSALS = (InfeasibleError, InvalidValueError, ScheduleError, DeadlineError)
 _HEAD = ("planner", "step", "over best", "bound", "gap", "ranks", "schedule", "memory", "idle", "planned in", "runs here")

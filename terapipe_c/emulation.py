@@ -15,8 +15,8 @@ from .links import Links
 from .partition import block_counts
 from .plan import Plan
 from .planning.judge import Candidate, Judge
-from .planning.replicas import Replicas, sums_of, update_more
 from .planning.own_program import OWN
+from .planning.replicas import Replicas, sums_of
 from .planning.savings import Savings
 from .schedule import SUM, Program, Timeline, tables
 

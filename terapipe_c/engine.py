@@ -128,7 +128,8 @@ class RankEngine:
                  replica: int = 0, shards: bool = False, **device: Any) -> None:
         """stages: of one copy of the model. recompute, swap: per block, as in `Plan`. store: the folder where what is swapped
         goes, on the CPU. replicas: copies of the program that add their gradients, on one communicator; `rank` is of this
-        replica. shards: each has AdamW's moments of a part, and updates that alone. device: more arguments of `_core.Engine`, on a GPU those that say which and how."""
+        replica. shards: each has AdamW's moments of a part, and updates that alone. device: more arguments of `_core.Engine`, on a
+        GPU those that say which and how."""
         self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)), comm,
                                   threads=threads, memory_bytes=memory_bytes, saves=saves_bytes(recompute, swap), store=store,
                                   replicas=replicas, replica=replica, shards=shards, **backend.arguments, **device)

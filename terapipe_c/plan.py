@@ -289,7 +289,8 @@ class Plan:
                 search_log=[str(line) for line in data.get("search_log", [])],
                 slicing_bound_s=data.get("slicing_bound_s"), backend=where.name, dtype=where.dtype,
                 device=str(data.get("device", "")), reproducible=None if exact is None else flag("reproducible", exact),
-                cost_source=data.get("cost_source", ""), shard_optimizer=flag("shard_optimizer", data.get("shard_optimizer", False)),
+                cost_source=data.get("cost_source", ""),
+                shard_optimizer=flag("shard_optimizer", data.get("shard_optimizer", False)),
                 memory_limit_bytes=data["memory_limit_bytes"], granularity=data["granularity"],
                 **{k: float(data[k]) for k in ("step_time_s", "lower_bound_s", "planning_time_s")})
         except KeyError as error:

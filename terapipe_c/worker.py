@@ -181,7 +181,8 @@ class _Training:
             layout = CheckpointWriter.plan(self.model)
             sums = dict[str, str]()
             for kinds in self._gathered():
-                sums |= meanwhile(self.comm, patience_s, lambda vain, of=kinds: write_tensors(folder, layout, self._tensors(vain, of)))
+                sums |= meanwhile(self.comm, patience_s,
+                                  lambda vain, of=kinds: write_tensors(folder, layout, self._tensors(vain, of)))
             everyone: dict[str, str] = {}
             for theirs in share(self.comm, sums):
                 everyone |= theirs

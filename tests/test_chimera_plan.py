@@ -11,7 +11,8 @@ import terapipe_c as tp
 from terapipe_c.engine import rank_memory
 from terapipe_c.links import Links
 from terapipe_c.planning import bidirectional
-from terapipe_c.planning.judge import Candidate, Judge, Replicas, Savings, rounded
+from terapipe_c.planning.judge import Candidate, Judge, Savings, rounded
+from terapipe_c.planning.replicas import Replicas
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=97, block_size=32)
 DEEPER = tp.GPTConfig(n_layer=8, n_head=2, n_embd=32, vocab_size=64, block_size=32)

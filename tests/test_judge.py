@@ -13,7 +13,8 @@ from terapipe_c.engine import dimensions, saves_bytes
 from terapipe_c.guests import BPIPE, guest_bytes
 from terapipe_c.links import Links
 from terapipe_c.planning.entrance import plan
-from terapipe_c.planning.judge import NOTHING, ORDERS, SLIGHT, Candidate, Judge, Replicas, Savings, possible, saving
+from terapipe_c.planning.judge import NOTHING, ORDERS, SLIGHT, Candidate, Judge, Savings, possible, saving
+from terapipe_c.planning.replicas import Replicas
 from terapipe_c.planning.request import JOINT, ROUND, has_chunks
 from terapipe_c.schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE
 

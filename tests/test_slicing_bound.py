@@ -12,7 +12,8 @@ from terapipe_c import _core
 from terapipe_c.config import KINDS
 from terapipe_c.cost import PHASES, Curve
 from terapipe_c.links import Links
-from terapipe_c.planning.judge import Judge, Replicas
+from terapipe_c.planning.judge import Judge
+from terapipe_c.planning.replicas import Replicas
 
 
 def model(layers):

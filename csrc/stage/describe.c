@@ -86,6 +86,7 @@ place_tables(tp_stage_base *stage)
         at += slots[end == TP_END_OUTPUT_GRADIENT || end == TP_END_INPUT_GRADIENT] * sizeof(void *);
     }
     stage->version_of = stage->config.versions > 0 ? (int32_t *)(void *)at : NULL;
+    stage->leaves_of = stage->config.shards ? (int64_t *)(void *)at : NULL; /* of replicas: they have no versions */
 }
 
 tp_status
@@ -100,7 +101,8 @@ tp_stage_describe(const tp_stage_config *config, const tp_stage_sizes *sizes, tp
                    (size_t)params_of(config) * sizeof(tp_stage_param) +
                    (size_t)blocks * (slots * (sizes->activations + 2 * sizeof(tp_inner)) + gslots * (sizes->gradients + sizeof(tp_inner))) +
                    2 * (slots + gslots) * sizeof(void *) +
-                   (config->versions > 0 ? (size_t)config->slicing->micros * sizeof(int32_t) : 0);
+                   (config->versions > 0 ? (size_t)config->slicing->micros * sizeof(int32_t) : 0) +
+                   (config->shards ? (size_t)config->replicas * sizeof(int64_t) : 0);
     tp_stage_base *stage = calloc(1, bytes); /* tables, not tensors: outside the account */
     if (stage == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the tables of a stage");

@@ -51,7 +51,6 @@ typedef struct {
     tp_inner *remade;               /* [gradient_slots] what R makes or SI brings */
     tp_inner *stored;               /* [activation_slots] where it swaps: outside the device's memory */
     int64_t moments_at;             /* floats of the member's moments before those of this block's row of shards */
-    int64_t squares_at;             /* leaves of its sums of squares before that row's */
 } tp_stage_block;
 
 /* Bytes of the provider's tp_stage, tp_activations and tp_gradients, and of an element. */
@@ -85,8 +84,9 @@ typedef struct {
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
     float *moments[2];    /* config.shards: m and v of the member's shards, row by row */
-    double *squares;      /* config.shards: [replicas][squares_each] leaves of sums of squares */
-    int64_t squares_each;
+    double *squares;      /* config.shards: [replicas][squares_each] leaves of sums of squares, each member's tensor by tensor */
+    int64_t squares_each, leaves; /* leaves: of all tensors */
+    int64_t *leaves_of;   /* config.shards: [replicas] scratch of those that put them in order */
     char *versions;       /* values and copies of version 1 and up, version_bytes each */
     size_t version_bytes;
     int newest, selected; /* versions */
@@ -222,12 +222,15 @@ typedef struct {
 /* Of the i-th tensor in this member's shards. */
 tp_shard_part
 tp_stage_shard_part(const tp_stage_base *stage, int i);
-/* sums[canonical index] from all members' leaves in `squares` (the host's), as if each tensor were summed whole. */
+/* Leaves of sums of squares in so many floats. */
+static inline int64_t
+tp_stage_leaves(int64_t floats)
+{
+    return (floats + TP_SUMSQ_LEAF - 1) / TP_SUMSQ_LEAF;
+}
+/* ordered [leaves]: of `squares` (on the host) each tensor's leaves in their order, tensor by tensor, of those that it answers for. */
 void
-tp_stage_sum_leaves(const tp_stage_base *stage, const double *squares, double *sums);
-/* Where the leaves of the i-th tensor in this member's shards belong in its row of `squares`. */
-int64_t
-tp_stage_leaves_at(const tp_stage_base *stage, int i);
+tp_stage_order_leaves(const tp_stage_base *stage, const double *squares, double *ordered);
 /* One slot's buffers of a block, but its inner (not of an embedding: it has none). Gives the block's input; d_input is there. */
 typedef void *tp_lay_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_activations *out,
                                  tp_stage_arena *from);

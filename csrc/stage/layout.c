@@ -70,6 +70,8 @@ tp_stage_layout(tp_stage *stage, char *base)
         tp_lay_versions(&stage->base, &from);
         stage->squares = tp_lay(&from, stage->base.params, sizeof *stage->squares);
     }
+    if (stage->base.config.shards)
+        stage->leaves = tp_lay(&from, stage->base.leaves, sizeof *stage->leaves);
     tp_lay_slots(&stage->base, &from, layout_activations, layout_gradients);
     stage->scratch = tp_lay_floats(&from, tp_stage_scratch_rows(slicing) * width);
     if (heads)

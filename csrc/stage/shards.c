@@ -70,12 +70,6 @@ common(int64_t begin, int64_t end, int64_t from, int64_t to, int64_t *first)
     return last > *first ? last - *first : 0;
 }
 
-static int64_t
-leaves_of(int64_t floats)
-{
-    return (floats + TP_SUMSQ_LEAF - 1) / TP_SUMSQ_LEAF;
-}
-
 /* Leaves of tensors [low, high) in the shard. */
 static int64_t
 leaves_in(const tp_stage_base *stage, const tp_shard *shard, int low, int high)
@@ -83,7 +77,7 @@ leaves_in(const tp_stage_base *stage, const tp_shard *shard, int low, int high)
     int64_t leaves = 0, first;
     for (int i = low; i < high; i++) {
         const tp_stage_param *param = &stage->param[i];
-        leaves += leaves_of(common(param->grad_at, param->grad_at + param->floats, shard->first, shard->first + shard->floats, &first));
+        leaves += tp_stage_leaves(common(param->grad_at, param->grad_at + param->floats, shard->first, shard->first + shard->floats, &first));
     }
     return leaves;
 }
@@ -94,39 +88,44 @@ moments_at(const tp_stage_base *stage, int row)
     return row == 0 ? 0 : stage->block[row - 1].moments_at;
 }
 
+/* Floats that a member has of the row, at most; each one's leaves are counted, too. */
 static int64_t
-squares_at(const tp_stage_base *stage, int row)
+count_row(tp_stage_base *stage, int row)
 {
-    return row == 0 ? 0 : stage->block[row - 1].squares_at;
+    int low, high;
+    int64_t most = 0;
+    row_params(stage, row, &low, &high);
+    for (int i = low; i < high; i++) {
+        stage->param[i].row = row;
+        stage->leaves += tp_stage_leaves(stage->param[i].floats);
+    }
+    for (int member = 0; member < stage->config.replicas; member++) {
+        tp_shard shard = tp_stage_shard_of(stage, row, member);
+        stage->leaves_of[member] += leaves_in(stage, &shard, low, high);
+        most = shard.floats > most ? shard.floats : most;
+    }
+    return (most + ROOM - 1) / ROOM * ROOM;
 }
 
 void
 tp_lay_shards(tp_stage_base *stage, tp_stage_arena *from)
 {
-    int64_t floats = 0, leaves = 0;
+    const int members = stage->config.replicas;
+    int64_t floats = 0;
+    stage->leaves = stage->squares_each = 0;
+    for (int member = 0; member < members; member++)
+        stage->leaves_of[member] = 0;
     for (int row = 0; row <= stage->blocks; row++) {
-        int low, high;
-        int64_t most = 0, most_leaves = 0;
-        row_params(stage, row, &low, &high);
-        for (int i = low; i < high; i++)
-            stage->param[i].row = row;
-        for (int part = 0; part < stage->config.replicas; part++) {
-            tp_shard shard = part_of(stage, row, part);
-            int64_t its = leaves_in(stage, &shard, low, high);
-            most = shard.floats > most ? shard.floats : most;
-            most_leaves = its > most_leaves ? its : most_leaves;
-        }
-        if (row > 0) {
+        if (row > 0)
             stage->block[row - 1].moments_at = floats;
-            stage->block[row - 1].squares_at = leaves;
-        }
-        floats += (most + ROOM - 1) / ROOM * ROOM;
-        leaves += most_leaves;
+        floats += count_row(stage, row);
     }
-    stage->squares_each = leaves;
+    for (int member = 0; member < members; member++)
+        if (stage->leaves_of[member] > stage->squares_each)
+            stage->squares_each = stage->leaves_of[member];
     stage->moments[0] = tp_lay_floats(from, floats);
     stage->moments[1] = tp_lay_floats(from, floats);
-    stage->squares = tp_lay(from, stage->config.replicas * leaves, sizeof *stage->squares);
+    stage->squares = tp_lay(from, members * stage->squares_each, sizeof *stage->squares);
 }
 
 tp_shard_part
@@ -140,31 +139,23 @@ tp_stage_shard_part(const tp_stage_base *stage, int i)
     return (tp_shard_part){first - param->grad_at, floats, moments_at(stage, param->row) + first - shard.first};
 }
 
-int64_t
-tp_stage_leaves_at(const tp_stage_base *stage, int i)
-{
-    int low, high, row = stage->param[i].row;
-    tp_shard shard = tp_stage_shard_of(stage, row, stage->config.member);
-    row_params(stage, row, &low, &high);
-    return squares_at(stage, row) + leaves_in(stage, &shard, low, i);
-}
-
 void
-tp_stage_sum_leaves(const tp_stage_base *stage, const double *squares, double *sums)
+tp_stage_order_leaves(const tp_stage_base *stage, const double *squares, double *ordered)
 {
     const int members = stage->config.replicas;
+    for (int member = 0; member < members; member++)
+        stage->leaves_of[member] = 0;
     for (int row = 0; row <= stage->blocks; row++) {
         int low, high;
         row_params(stage, row, &low, &high);
-        for (int i = low; i < high; i++)
-            sums[stage->param[i].index] = 0;
-        for (int part = 0; low < high && part < members; part++) { /* in the order of the leaves */
+        for (int part = 0; low < high && part < members; part++) { /* in the order of the leaves, as cuts are */
             tp_shard shard = part_of(stage, row, part);
-            int member = ((part - row) % members + members) % members;
-            const double *leaf = squares + member * stage->squares_each + squares_at(stage, row);
-            for (int i = low; i < high; i++)
-                for (int64_t n = leaves_in(stage, &shard, i, i + 1); n > 0; n--)
-                    sums[stage->param[i].index] += *leaf++;
+            const int member = ((part - row) % members + members) % members;
+            const double *its = squares + member * stage->squares_each + stage->leaves_of[member];
+            int64_t leaves = leaves_in(stage, &shard, low, high);
+            for (int64_t n = 0; n < leaves; n++)
+                *ordered++ = its[n];
+            stage->leaves_of[member] += leaves;
         }
     }
 }

@@ -73,6 +73,7 @@ struct tp_stage {
     int32_t *tokens, *targets, *positions;      /* [batch * T] in row order of the micro-batches */
     int32_t *chain_tokens, *chain_positions;    /* [batch * T] in canonical order */
     double *sequence_loss;                 /* [batch] */
+    double *leaves;                        /* of sums of squares of all replicas' shards, in their order; NULL: there are none */
     double *squares;                       /* [params] of the gradients of micro-batches so far; NULL: they have no updates */
     int train;
 };

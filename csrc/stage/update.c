@@ -83,18 +83,36 @@ tp_stage_measure(tp_stage *stage)
     for (int i = 0; i < base->params; i++) {
         tp_shard_part part = tp_stage_shard_part(base, i);
         if (part.floats > 0)
-            stage->be->ops->sumsq_leaves(stage->be, part.floats, base->param[i].grad + part.begin, own + tp_stage_leaves_at(base, i));
+            stage->be->ops->sumsq_leaves(stage->be, part.floats, base->param[i].grad + part.begin, own);
+        own += tp_stage_leaves(part.floats);
     }
     return TP_OK;
+}
+
+/* As sumsq of each tensor adds them up. */
+static void
+sum_leaves(const tp_stage *stage, double *sums)
+{
+    const tp_stage_base *base = &stage->base;
+    const double *leaf = stage->leaves;
+    tp_stage_order_leaves(base, base->squares, stage->leaves);
+    for (int i = 0; i < base->params; i++) {
+        double sum = 0;
+        if (!tp_stage_answers_for(base, i))
+            continue;
+        for (int64_t n = tp_stage_leaves(base->param[i].floats); n > 0; n--)
+            sum += *leaf++;
+        sums[base->param[i].index] = sum;
+    }
 }
 
 tp_status
 tp_stage_sumsq(tp_stage *stage, double *sums)
 {
-    if (stage->base.config.shards)
-        tp_stage_sum_leaves(&stage->base, stage->base.squares, sums);
-    if (stage->base.config.shards)
+    if (stage->base.config.shards) {
+        sum_leaves(stage, sums);
         return TP_OK;
+    }
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
         if (stage->squares != NULL)

@@ -76,7 +76,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
          granularity: int | None = None, partition: Sequence[tuple[int, int]] | None = None,
          slicing: int | Sequence[tuple[int, Sequence[int]]] | None = None, executable: bool | None = None,
          time_limit_s: float | None = None, backend: str | None = None, dtype: str | None = None,
-         recompute: str | Sequence[bool] | None = None, progress: bool | None = None, shard_optimizer: bool = False) -> Plan:
+         recompute: str | Sequence[bool] | None = None, progress: bool | None = None, shard_optimizer: bool | None = None) -> Plan:
     """Plan one training step of ``batch`` sequences of ``seq_len`` tokens.
 
     Args:
@@ -164,7 +164,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         shard_optimizer: True: each of several replicas (or copies of the model, chimera's) has AdamW's moments of a part of its
             stages' parameters, updates these alone, and gathers the others' new values, in place of their gradients (ZeRO's first
             stage, Megatron-LM's distributed optimizer): the same bits, 8 (1 - 1 / replicas) bytes a parameter less, and no more
-            bytes sent. On the CPU. ``sums_beside`` then hides half as much: values are gathered behind the update.
+            bytes sent. ``sums_beside`` then hides half as much: values are gathered behind the update. None: False.
         progress: None: where the auto planner takes more than two seconds, a line on a terminal or in a notebook says what it is
             at, and is gone when it ends; False: silence.
 

@@ -23,7 +23,7 @@ from ..cost import CostModel, filled
 from ..engine import cut_least, cut_stages, dimensions, rank_memory, saves_bytes
 from ..guests import BPIPE, guest_bytes, guest_seconds
 from ..links import Links, of_copies, rank_of
-from ..partition import block_counts, updated_params
+from ..partition import block_counts
 from ..schedules import CHIMERA, LOOPED, PIPEDREAM, SLICED, ZERO_BUBBLE, ZIGZAG, Program
 from .deadline import abandoning, check_time
 from .replicas import Replicas, sums_behind, sums_of, update_more

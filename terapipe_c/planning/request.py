@@ -341,17 +341,9 @@ def most_batch(cluster: Cluster) -> int:
     return min(MOST_MICROS * cluster.num_devices, MOST_BATCH)
 
 
-def _check_shards(shard_optimizer: Any, costs: CostModel) -> bool:
-    shards = flag("shard_optimizer", shard_optimizer)
-    if shards and not costs.where.shards:
-        raise InvalidValueError(f"shard_optimizer is True: backend {costs.backend} keeps all of AdamW's moments on every replica, "
-                                "False would be right")
-    return shards
-
-
 def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, *, planner: Any, schedule: Any, stages: Any,
                   data_parallel: Any, tensor_parallel: Any, chunks: Any, memory_bytes: Any, granularity: Any, partition: Any,
-                  slicing: Any, executable: Any, time_limit_s: Any, recompute: Any = None, shard_optimizer: Any = False) -> Request:
+                  slicing: Any, executable: Any, time_limit_s: Any, recompute: Any = None, shard_optimizer: Any = None) -> Request:
     """The request of ``tp.plan``'s arguments; a ValueError or TypeError names the argument, its value and what would be
     right."""
     if not isinstance(model, GPTConfig):
@@ -425,4 +417,4 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
                    planner == "auto" and schedule == "auto", not runs_here,
                    time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s),
                    recompute=_check_recompute(recompute, model, planner),
-                   shards=_check_shards(shard_optimizer, checked_costs))
+                   shards=shard_optimizer is not None and flag("shard_optimizer", shard_optimizer))
