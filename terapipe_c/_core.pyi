@@ -164,7 +164,7 @@ _Candidate: TypeAlias = tuple[int, int, _Int, _Int, _Int, _Int]
 def judge_open(
     pack: tuple[Any, ...], messages: tuple[float, float, float, float, float, float, float, float, bool, bool],
     updates: tuple[float, float, float, float], ring: tuple[float, float], ring_of_copies: tuple[float, float],
-    shards: tuple[float, float], shards_of_copies: tuple[float, float], beside: bool,
+    shards: tuple[float, float, float], shards_of_copies: tuple[float, float, float], beside: bool,
     params: tuple[float, float, float, float], kinds: _Int, ranks: int, chunks: int, tied: bool,
     memory: tuple[tuple[int, ...], CapsuleType | None, str | None, int, bool, bool], recompute: bytes | None,
     apart: tuple[float, float, bytes | None], /,

@@ -43,7 +43,7 @@ MEGATRON = {                 # its flags, and one of nanoGPT's: ours, or why the
     "--context-parallel-size": "there is no context parallelism: --slicing cuts sequences for a pipeline",
     "--micro-batch-size": "a plan chooses its micro-batches, --slicing gives them",
     "--num-layers-per-virtual-pipeline-stage": "say by --chunks how many stages a rank has",
-    "--num-virtual-stages-per-pipeline-rank": "--chunks",
+    "--num-virtual-stages-per-pipeline-rank": "--chunks", "--use-distributed-optimizer": "--shard-optimizer",
 }
 MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 
@@ -268,6 +268,7 @@ def plan_flags(p: argparse.ArgumentParser, planner: bool = True) -> None:
                        help="auto (default), gpipe, 1f1b, seq1f1b, interleaved, looped-bfs, ... (hanayo: in an order of ours)")
     group.add_argument("--chunks", type=int, help="stages of a rank")
     group.add_argument("--data-parallel", type=int, help="replicas of the pipeline (`train --fast` runs them)")
+    group.add_argument("--shard-optimizer", action="store_true", default=None, help="each has AdamW's moments of a part alone")
     group.add_argument(
         "--executable", type=_yes_no, metavar="yes|no", help="only plans that this engine runs, or any (default: see tp.plan)"
     )

@@ -235,7 +235,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     cluster = _cluster(args, backend, choose(backend, dtype).dtype)
     seq_len = model.block_size if args.seq_len is None else args.seq_len
     names = ("schedule", "stages", "chunks", "data_parallel", "memory_bytes", "granularity", "partition", "slicing", "executable",
-             "time_limit_s", "recompute")  # fmt: skip
+             "time_limit_s", "recompute", "shard_optimizer")  # fmt: skip
     request = {"model": model, "cluster": cluster, "batch": args.batch, "seq_len": seq_len,
                **{name: getattr(args, name) for name in names}}  # fmt: skip
     if source == "profile":
@@ -255,9 +255,9 @@ def _make_plan(args: argparse.Namespace, progress: bool | None = None) -> Any:
 
 
 def _plan_result(plan: Any) -> dict[str, Any]:
-    names = ("digest", "ranks", "chunks", "data_parallel", "stages", "slicing", "schedule", "recompute", "swap", "step_time_s",
-             "lower_bound_s", "gap", "tokens_per_s", "peak_memory_bytes", "bubbles", "planning_time_s", "executable",
-             "why_not_executable", "cost_source")  # fmt: skip
+    names = ("digest", "ranks", "chunks", "data_parallel", "shard_optimizer", "stages", "slicing", "schedule", "recompute", "swap",
+             "step_time_s", "lower_bound_s", "gap", "tokens_per_s", "peak_memory_bytes", "bubbles", "planning_time_s",
+             "executable", "why_not_executable", "cost_source")  # fmt: skip
     return {name: getattr(plan, name) for name in names}
 
 

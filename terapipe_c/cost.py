@@ -40,6 +40,7 @@ _PHASES_OF = {"fwd": ("F",), "bwd": ("I", "W"), "both": PHASES, "F": ("F",), "I"
 _FORMAT, _VERSION = "terapipe_c.costs", 1
 Slicing = Sequence[tuple[int, Sequence[int]]]
 Float = NDArray[np.float64]
+_Line, _Gather = tuple[float, float], tuple[float, float, float]
 
 
 # ---- slicing and partition as arrays -----------------------------------------------------------------------------------
@@ -484,21 +485,20 @@ class CostModel:
             least[kind] = min(least.get(kind, 1.0), share)
         return {kind: share for kind, share in least.items() if any(name.startswith(kind) for name in self.remade)}
 
-    def judge(self, model: GPTConfig, ranks: int, chunks: int, rings: tuple[Any, ...],
+    def judge(self, model: GPTConfig, ranks: int, chunks: int, rings: tuple[_Line, _Line, _Gather, _Gather, bool],
               memory: tuple[Any, ...], recompute: bytes | None = None, links: Links = Links()) -> Any:     # noqa: B008 (frozen)
-        """The C core's judge of plans under these costs. rings: seconds of replicas' sums, and more for each of the stage's
-        parameters, of replicas of one copy of the model and of two; the same of what shards add to an update; and whether the
-        first go beside the work; memory, recompute: what ``_core.judge_open`` says."""
+        """The C core's judge of plans under these costs. rings: of ``Replicas.lines``; memory, recompute: what ``_core.judge_open``
+        says."""
         copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
         messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.ends_byte_s[1], self.element_bytes * model.n_embd,
                     *(self.tied_s(model, links) if model.tie_weights else (0.0, 0.0, 0.0)), self.backend == "cuda",
                     self.lent_byte_s is not None)
-        apart = links.latency_s, links.byte_s, bytes(links.far) if links.far else None
         updates = (self.optimizer_stage_s, self.optimizer_param_s, self.optimizer_head_s, copied)
         embedding, attention, ffn, head = (float(n) for n in block_params(model))
         kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
         return _core.judge_open(self._pack, messages, updates, *rings, (embedding, attention, ffn, head), kinds, ranks, chunks,
-                                model.tie_weights, memory, recompute, apart)
+                                model.tie_weights, memory, recompute,
+                                (links.latency_s, links.byte_s, bytes(links.far) if links.far else None))
 
     # ---- as a value ----
 

@@ -16,9 +16,9 @@ from .partition import block_counts
 from .plan import Plan
 from .planning.judge import Candidate, Judge
 from .planning.own_program import OWN
-from .planning.replicas import Replicas, sums_of
+from .planning.replicas import Replicas, sums_of, update_more
 from .planning.savings import Savings
-from .schedule import SUM, Program, Timeline, tables
+from .schedule import Program, Timeline, tables
 
 __all__ = ["Emulation", "emulate"]
 
@@ -102,9 +102,10 @@ def _durations(plan: Plan, costs: CostModel) -> dict[str, Any]:
     replicas = Replicas.of(plan.cluster, plan.ranks, plan.data_parallel, costs, plan.shard_optimizer)
     if plan.schedule == OWN:                # stages may be on any ranks; what is made again takes what it took
         out = costs.durations(plan.program, partition=plan.stages, slicing=plan.slicing, model=plan.model, links=links)
-        sums = sums_of(plan.model, tuple(plan.stages), block_counts(plan.model, plan.stages), replace(replicas, copies=plan.copies))
+        counts, ring = block_counts(plan.model, plan.stages), replace(replicas, copies=plan.copies)
+        sums = {**sums_of(plan.model, tuple(plan.stages), counts, ring), "OPT": update_more(plan.model, counts, ring)}
         tables = {name: np.broadcast_to(np.tile(each, plan.copies)[:, None], out["OPT"].shape) for name, each in sums.items()}
-        return {**out, **tables, "OPT": out["OPT"] + tables[SUM],
+        return {**out, **tables, "OPT": out["OPT"] + tables["OPT"],
                 **{op: plan.durations[op] for op in ("R", "SO", "SI") if op in plan.durations}}
     judge = Judge(plan.model, costs, plan.ranks, plan.chunks, None, replicas, links=links)
     savings = Savings(tuple(plan.recompute), tuple(plan.swap))

@@ -27,6 +27,7 @@ def explain(plan: Plan) -> str:
              f"  a step: {counted(p.batch, 'sequence')} of {p.seq_len} tokens, {counted(p.ranks, 'rank')}"
              + (f" of {p.chunks} chunks" if p.chunks > 1 else "")
              + (f", {p.data_parallel} replicas of them" if p.data_parallel > 1 else "")
+             + (", which shard the optimizer" if p.shard_optimizer else "")
              + f", schedule {p.schedule}, planner {p.planner}"
              + (", two copies of the model, half of the micro-batches down the ranks and half up" if p.copies > 1 else ""),
              f"  slices: {format_slicing(p.slicing)}" + _halves(p), "  stages:", *_stages(p), *_saved(p), *_guests(p),

@@ -45,6 +45,7 @@ def megatron_flags(plan: Plan) -> str:
     text = [f"--{name} {shlex.quote(str(value))}" for name, value in flags.items()]
     text += [] if m.tie_weights else ["--untie-embeddings-and-output-weights"]
     text += [] if m.bias else ["--disable-bias-linear", "--no-bias-gelu-fusion"]
+    text += ["--use-distributed-optimizer"] if plan.shard_optimizer else []
     return " ".join(text + (["--bf16"] if plan.dtype == "bf16" else []))
 
 

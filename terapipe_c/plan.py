@@ -217,8 +217,8 @@ class Plan:
     def _identity(self) -> dict[str, Any]:
         replicas = {"data_parallel": self.data_parallel} if self.data_parallel > 1 else {}   # digests of version 1 hold
         where = {"backend": self.backend, "dtype": self.dtype} if self.backend != "cpu" else {}
-        where |= {"shard_optimizer": True} if self.shard_optimizer else {}
-        return {**replicas, **where, "model": self.model.to_dict(), "batch": self.batch, "seq_len": self.seq_len,
+        shards = {"shard_optimizer": True} if self.shard_optimizer else {}
+        return {**replicas, **where, **shards, "model": self.model.to_dict(), "batch": self.batch, "seq_len": self.seq_len,
                 "schedule": self.schedule, "ranks": self.ranks, "chunks": self.chunks, "stages": [list(s) for s in self.stages],
                 "slicing": [[b, list(lengths)] for b, lengths in self.slicing], "recompute": list(self.recompute),
                 "swap": list(self.swap), "program": str(self.program)}

@@ -17,7 +17,7 @@ from ._core import OPS
 from ._files import path_of, write_text
 from .config import counted, human_bytes, human_seconds
 from .doctor import cpu_quota
-from .schedule import BESIDE, LAST, NORM, SUM, Timeline
+from .schedule import BESIDE, GATHER, LAST, NORM, SUM, Timeline
 
 __all__ = ["Report"]
 
@@ -55,7 +55,8 @@ def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64]
                 beside: Mapping[str, NDArray[np.float64]] | None = None,
                 handover_s: float = 0.0, between_s: float = 0.0) -> float:
     """Seconds of the step by the simulator, if every operation takes what it was measured to take; of several replicas
-    the slowest's. sums: [stages] seconds of the replicas' sums, which no interval holds; beside: a plan's of those beside the work.
+    the slowest's. sums: [stages] seconds of the replicas' sums, which no interval holds; beside: a plan's of those beside the
+    work, and of the values that they gather, which none holds either.
 
     Laid beside the measured step it judges the schedule and the engine alone: the cost model and the machine's drift since
     the profile are out of it. intervals: rank, op, stage, micro, slice, start_s, end_s of one step (Timeline.intervals).
@@ -70,6 +71,8 @@ def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64]
         seconds[SUM] = np.broadcast_to(np.asarray(sums)[:, None], seconds["OPT"].shape)
     for seconds in each:
         seconds |= {name: np.broadcast_to(table[:, :1], table.shape) for name, table in (beside or {}).items()}
+        if GATHER in seconds:
+            seconds["OPT"] = seconds["OPT"] + seconds[GATHER]
         seconds |= {op: np.where(seconds[op] > 0, seconds[op] + between_s, 0) for op in _ISSUED if op in seconds}
         if not update and "OPT" in seconds:
             seconds[NORM] = seconds["OPT"]
@@ -179,8 +182,9 @@ class Report:
         planned = plan.timeline()
         sums = dict(getattr(plan, "durations", {})).get(SUM)
         sums = None if sums is None else sums[:, 0]
-        beside = {name: plan.durations[name] for name in (BESIDE, LAST) if name in dict(getattr(plan, "durations", {}))}
-        replicas, predicted = job["ranks"] // plan.ranks, float(planned.work_s - (0.0 if sums is None else sums.sum()))
+        beside = {name: plan.durations[name] for name in (BESIDE, LAST, GATHER) if name in dict(getattr(plan, "durations", {}))}
+        told = (0.0 if sums is None else sums.sum()) + (beside[GATHER][:, 0].sum() if GATHER in beside else 0.0)
+        replicas, predicted = job["ranks"] // plan.ranks, float(planned.work_s - told)
         timed = bool(times) and (sums is not None or int(getattr(plan, "data_parallel", 1)) * int(getattr(plan, "copies", 1)) == 1)
         caveats = _crowded(job, plan.program.swaps_beside)
         caveats += [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())]

@@ -59,7 +59,8 @@ SUM = "OPT.sum"     # of OPT's seconds, those in which replicas add up their gra
 BESIDE = "OPT.beside"  # not of OPT's seconds: those in which they do so beside the work, as blocks go back last
 LAST = "OPT.last"   # and of these, those of the block that goes back last of all
 NORM = "OPT.norm"   # and those in which each rank measures the sums: the norm of all is global. Both come before the ranks meet
-_SUMS = (SUM, BESIDE, LAST, NORM)
+GATHER = "OPT.gather"   # and those, behind the meeting, in which a replica takes the values that others have updated
+_SUMS = (SUM, BESIDE, LAST, NORM, GATHER)
 #: What the message seconds of `Tables` are called.
 _MESSAGES = ("comm_s", "comm_s", "comm.a", "comm.b", "comm.back", "comm.latency", "comm.guest")
 CODE = {name: code for code, name in enumerate(OPS)}
@@ -148,8 +149,8 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     if unknown:
         raise InvalidValueError(
             f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm; of halves {' '.join(HALVES)}, "
-            f"comm.a and comm.b; {SUM}, {BESIDE} and {LAST} of replicas, {NORM}; comm.back of gradients where they take other "
-            "seconds, comm.latency of a link that carries one message at a time; of guests comm.guest"
+            f"comm.a and comm.b; {SUM}, {BESIDE}, {LAST} and {GATHER} of replicas, {NORM}; comm.back of gradients where they take "
+            "other seconds, comm.latency of a link that carries one message at a time; of guests comm.guest"
         )
     comm = _array("comm_s", comm_s)
     if comm.ndim or comm != 0.0:

@@ -49,6 +49,7 @@ class Case:
     sequences: int = 1              # of a micro-batch
     pending: int | None = 0         # None: B is whole
     replicas: int = 1
+    shards: bool = False            # each has AdamW's moments of a part
     steps: int = 3                  # launched call by call, captured, and launched as graphs
     tied: bool = True
     dtype: str = "float32"
@@ -86,7 +87,7 @@ class World:
         self.program = tp.Program.parse(case.text) if case.text else program_of(case, saved)
         self.pairs, self.copies = hosts(self.program), self.program.copies
         self.options = {"backend": CPU if case.mode == "cpu" else Backend("cuda", case.dtype), "replicas": case.replicas,
-                        "recompute": tuple(case.again and kind == "ffn" for kind in kinds)}
+                        "shards": case.shards, "recompute": tuple(case.again and kind == "ffn" for kind in kinds)}
         self.memory = rank_memory(self.model, self.partition, self.cuts, self.program, **self.options)
         if case.mode != "cpu":
             self.options |= {"device": 0, "staged": case.mode == "host", "reproducible": case.reproducible}

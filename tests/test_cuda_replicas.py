@@ -13,6 +13,7 @@ from cuda_ranks import launched as launched_by
 from ports import free_port
 from test_replicas import DATA, MODEL, OPTIONS, planned
 from test_replicas import trained as launched
+from test_shards import WIDE, left, same
 from test_train import begin, torchrun
 from test_train import told as heard
 
@@ -60,6 +61,17 @@ def test_more_replicas(fake_nccl):
         assert trained(nccl) == trained(host)
         for one, other in zip(trained(nccl)[0], trained(cpu)[0], strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_shards_of_the_optimizer_by_every_communicator(fake_nccl, dtype):
+    """Weights and clipped norms are those of replicas that have all moments; of three, and with graphs, too."""
+    for replicas, shape in ((2, TWO), (3, ONE)):
+        asked = {"replicas": replicas, "dtype": dtype, "tied": replicas == 2, **shape}
+        ways = ({}, {"mode": "host"}, {"mode": "inproc"}, {"fault": {"looks": 6}})
+        whole, *sharded = answers(fake_nccl, asked, *({**asked, "shards": True, **way} for way in ways))
+        losses, _, weights = trained(whole)
+        assert all(trained(one)[0] == losses and trained(one)[2] == weights for one in sharded)
 
 
 HELLOS = 2 * 2 * 2 * 2 * 2 + 2 * 2 * 2    # two rings of two: edges, directions, ends, a send and a receive; two pairs of twins
@@ -115,6 +127,23 @@ def test_launch_trains_the_same_bits_whatever_the_stages(emulation, tmp_path):
         assert losses == told and all((params[name] == weights[name]).all() for name in weights), way
     for one, other in zip(told, wanted.history, strict=True):
         np.testing.assert_allclose(one[:2], (other.loss, other.grad_norm), rtol=NEAR["float32"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_a_sharded_optimizer_trains_the_bits_of_a_whole_one(emulation, dtype, tmp_path):
+    """Parts end within tensors of this width; two copies of the model share theirs, too."""
+    on = {**ON, "dtype": dtype}
+    for way, replicas in (((1, 1, "gpipe", [(1, [24])]), 3), ((2, 1, "zb-h1", [(1, [20, 4])]), 2),
+                          ((2, 1, "chimera", [(1, [24])] * 2), 1)):
+        found = []
+        for shards in (False, True):
+            plan = planned(WIDE, replicas, way, batch=replicas * len(way[3]), shard_optimizer=shards, **on)
+            out = tmp_path / f"{way[2]}-{shards}"
+            run = launched(plan, steps=2, devices=[0] * plan.num_devices, processes=False, out=out, checkpoint_every=2, **on)
+            found.append((left(run, out), max(plan.peak_memory_bytes)))
+        assert same(found[0][0], found[1][0]) and found[1][1] < found[0][1], way
+    rest = tp.launch(plan, DATA, 3, devices=[0] * plan.num_devices, processes=False, out=out, resume=True, **OPTIONS, **on).wait()
+    assert [r.step for r in rest.history] == [2] and np.isfinite(rest.history[0].loss)
 
 
 def test_a_rank_of_another_replica_dies(emulation):

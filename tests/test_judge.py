@@ -47,7 +47,8 @@ def case(rng, name):
         return None
     far = tuple(rng.integers(0, 2, ranks).astype(bool).tolist()) if name not in JOINT and rng.integers(2) else ()
     links = Links(far, float(rng.uniform(0, 1e-2)), float(rng.uniform(0, 1e-5))) if any(far) else Links()
-    judge = Judge(model, costs_of(rng, model), ranks, chunks, None, Replicas(int(rng.integers(1, 3)), 1e-5, 1e9), links=links)
+    ring = Replicas(int(rng.integers(1, 3)), 1e-5, 1e9, shards=ranks % 2 == 0, spared_param_s=3e-10)
+    judge = Judge(model, costs_of(rng, model), ranks, chunks, None, ring, links=links)
     inner = rng.choice(np.arange(1, model.num_blocks), ranks * chunks - 1, replace=False)
     cut = tuple(itertools.pairwise([0, *sorted(inner.tolist()), model.num_blocks]))
     slicing = []

@@ -239,9 +239,7 @@ sum_squares(tp_engine *engine, int64_t *waited_ns)
     for (int stage = 0; ops->measure != NULL && stage < measured; stage++)
         if (engine->stage[stage] != NULL)
             TP_TRY(ops->measure(engine->stage[stage]));
-    int64_t before = tp_clock_ns();
-    TP_TRY(tp_engine_gather(engine, TP_GATHER_SQUARES));
-    *waited_ns += tp_clock_ns() - before;
+    TP_TRY(tp_engine_gather(engine, TP_GATHER_SQUARES, waited_ns));
     for (int stage = 0; stage < stages; stage++)
         if (engine->stage[stage] != NULL)
             TP_TRY(ops->sumsq(engine->stage[stage], engine->gather));
@@ -266,7 +264,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
                        "step %lld: the loss is %g and the gradient norm %g; %s. A smaller lr, a longer warm-up or grad_clip may help",
                        (long long)engine->step, unsigned_nan(result->loss), unsigned_nan(result->grad_norm),
                        engine->updates > 0 ? "what its micro-batches updated stays so" : "the parameters are as before this step");
-    return options->update ? TP_OK : tp_engine_gather(engine, TP_GATHER_GRADIENTS);
+    return options->update ? TP_OK : tp_engine_gather(engine, TP_GATHER_GRADIENTS, waited_ns);
 }
 
 static tp_status
@@ -274,6 +272,17 @@ update(tp_engine *engine, int stage, const tp_step_options *options, const tp_st
 {
     double scale = tp_adamw_clip(options->grad_clip, result->grad_norm);
     return engine->config.provider->stage->update(engine->stage[stage], &options->adamw, scale);
+}
+
+/* Where each replica has updated a part. */
+static tp_status
+take_values(tp_engine *engine, int64_t *waited_ns)
+{
+    TP_TRY(tp_engine_gather(engine, TP_GATHER_VALUES, waited_ns));
+    for (int stage = 0; engine->config.shards && stage < engine->config.program->stages; stage++)
+        if (engine->stage[stage] != NULL)
+            TP_TRY(engine->config.provider->stage->pack(engine->stage[stage]));
+    return TP_OK;
 }
 
 /* adamw.step counts the updates: so many in each step. */
@@ -433,7 +442,7 @@ work(tp_engine *engine, int64_t i, running *now)
         if (now->options->update && engine->updates == 0)
             TP_TRY(update(engine, instr->stage, now->options, now->result));
         if (now->options->update && engine->updates == 0 && i == engine->count - 1) {
-            TP_TRY(tp_engine_gather(engine, TP_GATHER_VALUES));
+            TP_TRY(take_values(engine, &event->wait_ns));
             TP_TRY(give_tied(engine, &event->wait_ns));
         }
     }

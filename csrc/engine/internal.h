@@ -366,10 +366,11 @@ TP_MUST_USE tp_status
 tp_engine_sum_some(tp_engine *engine, tp_comm *comm, tp_device *device, int stage, int64_t from, int64_t count);
 
 /* Where moments are sharded (config.shards): what each member has alone, to all. Gradients once they are summed, which otherwise are
- * whole; values after the update, and what products read of them; leaves of sums of squares, once measured. */
+ * whole; values after the update, before pack; leaves of sums of squares, once measured. *waited_ns: more by what that takes, no work of
+ * this rank's. Elsewhere nothing. */
 typedef enum { TP_GATHER_GRADIENTS, TP_GATHER_VALUES, TP_GATHER_SQUARES } tp_engine_gathered;
 TP_MUST_USE tp_status
-tp_engine_gather(tp_engine *engine, tp_engine_gathered what);
+tp_engine_gather(tp_engine *engine, tp_engine_gathered what, int64_t *waited_ns);
 
 /* ---- summer.c: sums of gradients beside the work ---- */
 TP_MUST_USE tp_status

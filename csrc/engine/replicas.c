@@ -286,9 +286,7 @@ gather_gradients(tp_engine *engine, int stage)
 static tp_status
 gather_values(tp_engine *engine, int stage)
 {
-    const tp_stage_ops *ops = engine->config.provider->stage;
-    TP_TRY(gather_array(engine, stage, ops->values(engine->stage[stage])));
-    return ops->pack(engine->stage[stage]);
+    return gather_array(engine, stage, engine->config.provider->stage->values(engine->stage[stage]));
 }
 
 static tp_status
@@ -303,21 +301,28 @@ gather_squares(tp_engine *engine, int stage)
 }
 
 tp_status
-tp_engine_gather(tp_engine *engine, tp_engine_gathered what)
+tp_engine_gather(tp_engine *engine, tp_engine_gathered what, int64_t *waited_ns)
 {
     static tp_status (*const gather[])(tp_engine *, int) = {gather_gradients, gather_values, gather_squares};
-    return engine->config.shards ? each_part(engine, gather[what]) : TP_OK;
+    if (!engine->config.shards)
+        return TP_OK;
+    TP_TRY(engine->device->ops->settle(engine->device));
+    int64_t before = tp_clock_ns();
+    TP_TRY(each_part(engine, gather[what]));
+    TP_TRY(engine->device->ops->settle(engine->device));
+    *waited_ns += tp_clock_ns() - before;
+    return TP_OK;
 }
 
 tp_status
 tp_engine_gather_moments(tp_engine *engine, tp_state state)
 {
     const tp_stage_ops *ops = engine->config.provider->stage;
+    int64_t waited_ns = 0;
     if (!engine->config.shards)
         return tp_fail(TP_EVALUE, "moments are not sharded: each replica has all of its stages', which export gives");
     for (int stage = 0; stage < engine->config.program->stages; stage++)
         if (engine->stage[stage] != NULL)
             TP_TRY(ops->spread(engine->stage[stage], state));
-    TP_TRY(tp_engine_fail(engine, tp_engine_gather(engine, TP_GATHER_GRADIENTS)));
-    return engine->device->ops->settle(engine->device);
+    return tp_engine_fail(engine, tp_engine_gather(engine, TP_GATHER_GRADIENTS, &waited_ns));
 }

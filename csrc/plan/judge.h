@@ -29,8 +29,8 @@ typedef struct {
      * replicas' ring: ring_s[i] + p ring_param_s[i], of replicas of i + 1 copies of the model (sched.h). params: of a block of each
      * kind; copied: more where the head is without the embedding, and less where that is without the head. */
     double update_s, update_param_s, update_head_s, ring_s[2], ring_param_s[2];
-    double shards_s[2], shards_param_s[2]; /* likewise more where replicas shard AdamW's moments: values that are gathered, less what
-                                              others update; negative seconds are spared ones */
+    /* Where replicas shard AdamW's moments, likewise: seconds in which they gather values, and by parameter of the update that others do. */
+    double gather_s[2], gather_param_s[2], spared_param_s[2];
     double params[TP_BLOCK_KINDS], copied;
     int beside;               /* 1: replicas of one copy add up attentions' and FFNs' gradients beside the work (tp_durations.beside_s) */
 } tp_judge_costs;

@@ -6,7 +6,7 @@
 
 #include "csrc/model/waits.h"
 
-enum { F, I, W, UPDATE, SUMS, BESIDE, LAST, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
+enum { F, I, W, UPDATE, SUMS, GATHER, BESIDE, LAST, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
 /* Of the halves of forwards, behind the whole's; or of guests. */
 enum { F_FIRST = WHOLE, F_SECOND, LINK_FIRST, LINK_SECOND, COPY_FIRST, COPY_SECOND, SPARE_I, SPARE_W, ALL };
 enum { GUEST = WHOLE, GUEST_COPY, WITH_GUESTS };
@@ -143,13 +143,15 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
         double inner = count[TP_ATTENTION] * costs->params[TP_ATTENTION] + count[TP_FFN] * costs->params[TP_FFN];
         int beside = costs->beside && more == 0;
         double ring = ring_s(costs, more, beside ? params - inner : params);
-        double shards = params > 0.0 ? costs->shards_s[more] + costs->shards_param_s[more] * params : 0.0;
+        double gather = params > 0.0 ? costs->gather_s[more] + costs->gather_param_s[more] * params : 0.0;
         table_of(judge, BESIDE)[k * units] = beside ? ring_s(costs, more, inner) : 0.0;
         table_of(judge, LAST)[k * units] = beside ? ring_s(costs, more, last_params(judge, c, k)) : 0.0;
-        /* Only a stage's first cell of UPDATE, SUMS, BESIDE, LAST and EXCHANGE is ever read, but where it is U's. */
+        /* Only a stage's first cell of UPDATE, SUMS, GATHER, BESIDE, LAST and EXCHANGE is ever read, but where it is U's. */
         table_of(judge, UPDATE)[k * units] =
-            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring + shards;
+            costs->update_s + (costs->update_param_s - costs->spared_param_s[more]) * params +
+            (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring + gather;
         table_of(judge, SUMS)[k * units] = ring;
+        table_of(judge, GATHER)[k * units] = gather;
         table_of(judge, EXCHANGE)[k * units] = costs->tied_latency_s + costs->tied_row_s * rows + costs->tied_values_s;
     }
 }
@@ -308,6 +310,7 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
         out->seconds[TP_OP_OPT] = NULL;
     } else {
         out->sum_s = table_of(judge, SUMS);
+        out->gather_s = table_of(judge, GATHER);
         if (judge->asked.costs.beside && tp_judge_copies(c->order) == 1) {
             out->beside_s = table_of(judge, BESIDE);
             out->last_s = table_of(judge, LAST);
@@ -320,7 +323,7 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
 static void
 repeat_work(const tp_judge *judge, int64_t units)
 {
-    static const int tables[] = {F, I, W, UPDATE, SUMS, EXCHANGE};
+    static const int tables[] = {F, I, W, UPDATE, SUMS, GATHER, EXCHANGE};
     int64_t cells = judge->stages * units;
     for (size_t n = 0; n < sizeof tables / sizeof tables[0]; n++)
         memcpy(table_of(judge, tables[n]) + cells, table_of(judge, tables[n]), (size_t)cells * sizeof(double));

@@ -86,12 +86,13 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
 {
     PyObject *pack, *kinds, *memory, *recompute, *apart;
     tp_judge_costs *c = &h->request.costs;
-    if (!PyArg_ParseTuple(args, "O(ddddddddpp)(dddd)(dd)(dd)(dd)(dd)p(dddd)OiipOO(ddO):judge_open", &pack, &c->latency_s, &c->byte_s,
+    if (!PyArg_ParseTuple(args, "O(ddddddddpp)(dddd)(dd)(dd)(ddd)(ddd)p(dddd)OiipOO(ddO):judge_open", &pack, &c->latency_s, &c->byte_s,
                           &c->copy_byte_s, &c->read_byte_s, &c->row_bytes, &c->tied_latency_s, &c->tied_row_s,
                           &c->tied_values_s, &c->whole_weights, &c->lent,
                           &c->update_s, &c->update_param_s,
                           &c->update_head_s, &c->copied, &c->ring_s[0], &c->ring_param_s[0], &c->ring_s[1], &c->ring_param_s[1],
-                          &c->shards_s[0], &c->shards_param_s[0], &c->shards_s[1], &c->shards_param_s[1], &c->beside,
+                          &c->gather_s[0], &c->gather_param_s[0], &c->spared_param_s[0],
+                          &c->gather_s[1], &c->gather_param_s[1], &c->spared_param_s[1], &c->beside,
                           &c->params[0], &c->params[1], &c->params[2], &c->params[3], &kinds, &h->request.ranks,
                           &h->request.chunks, &h->request.tied, &memory, &recompute, &c->far_latency_s, &c->far_byte_s, &apart))
         return -1;
@@ -124,7 +125,7 @@ PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, ring, ring_
                        "--\n\nA judge of plans. messages: (latency_s, byte_s, copy_byte_s, "
                        "read_byte_s, row_bytes, tied_latency_s, tied_row_s, tied_values_s, whole_weights, lent); "
                        "updates: (s, param_s, head_s, copied); ring: (s, param_s) of the replicas' sum, and where each has two copies of the "
-                       "model; shards: the same of what shards of the optimizer add to an update; beside: those of one copy go beside the work, but for embedding and head; params of a block of each kind; kinds "
+                       "model; shards: (s, param_s) of values that replicas gather who shard the optimizer, and by parameter what others update; beside: those of one copy go beside the work, but for embedding and head; params of a block of each kind; kinds "
                        "int32 [blocks]; memory: (model, provider, dtype, replicas, shards, at_once); recompute: None or a byte for each block; apart: "
                        "(latency_s, byte_s) of messages between nodes, and None or a byte for each rank, 1 where the next one is on another.");
 static PyObject *

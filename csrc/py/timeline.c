@@ -44,6 +44,8 @@ table_of(tp_durations *d, const char *name)
         return &d->sum_s;
     if (strcmp(name, "OPT.norm") == 0)
         return &d->norm_s;
+    if (strcmp(name, "OPT.gather") == 0)
+        return &d->gather_s;
     if (strcmp(name, "OPT.beside") == 0)
         return &d->beside_s;
     if (strcmp(name, "OPT.last") == 0)
@@ -71,7 +73,7 @@ take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
         const double **table = table_of(d, text);
         if (table == NULL) {
             tp_py_invalid_value("cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL U, and F.a F.b "
-                                                  "SF.a SF.b RF.a RF.b for halves, OPT.sum, OPT.beside, OPT.last for replicas, OPT.norm", name);
+                                                  "SF.a SF.b RF.a RF.b for halves, OPT.sum, OPT.beside, OPT.last, OPT.gather for replicas, OPT.norm", name);
             return -1;
         }
         *table = take(costs, array, entries(program, d->stage_stride, d->unit_stride), text);

@@ -9,7 +9,7 @@ has_messages(const tp_program *p, const tp_durations *d)
 {
     if (d->seconds[TP_OP_SE] || d->seconds[TP_OP_RE] || d->seconds[TP_OP_SL] || d->seconds[TP_OP_RL] || d->guest_comm_s)
         return 1;
-    if (d->seconds[TP_OP_AR] != NULL || d->sum_s != NULL || d->beside_s != NULL)
+    if (d->seconds[TP_OP_AR] != NULL || d->sum_s != NULL || d->beside_s != NULL || d->gather_s != NULL)
         return 1;
     if (tp_sched_has_copies(d) || d->half_comm_s[0] || d->half_comm_s[1] || d->back_comm_unit_s)
         return 1;

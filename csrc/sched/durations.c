@@ -31,6 +31,7 @@ tp_durations_check(const tp_program *program, const tp_durations *durations)
     }
     TP_TRY(table_ok(program, durations, TP_OP_OPT, ".sum", durations->sum_s));
     TP_TRY(table_ok(program, durations, TP_OP_OPT, ".norm", durations->norm_s));
+    TP_TRY(table_ok(program, durations, TP_OP_OPT, ".gather", durations->gather_s));
     TP_TRY(table_ok(program, durations, TP_OP_OPT, ".beside", durations->beside_s));
     TP_TRY(table_ok(program, durations, TP_OP_OPT, ".last", durations->last_s));
     int64_t cells = program->stages * tp_program_units(program);

@@ -268,6 +268,8 @@ typedef struct {
     const double *sum_s;             /* the part of OPT's seconds in which replicas add up gradients; strides as above; NULL: 0 */
     const double *norm_s;            /* the part of OPT's seconds in which the sums' norm is measured; both parts come before the ranks
                                         meet; strides as above; NULL: 0 */
+    const double *gather_s;          /* the part of OPT's seconds, behind the meeting, in which a rank takes what others have updated;
+                                        strides as above; NULL: 0 */
     /* Not of OPT's seconds: those in which replicas add up a stage's gradients beside the work, from when the first of its blocks has gone
      * back last, and of these those of the block that goes back last of all. A rank's are summed one after another; what is left of them
      * comes before OPT. Strides as above; NULL: 0, and all of beside_s. */

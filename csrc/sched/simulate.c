@@ -84,22 +84,29 @@ run_bodies(sim *s)
     return TP_OK;
 }
 
-/* Of what AR or OPT takes, what adds up gradients: of a weight that two stages hold, or of replicas. */
+/* Of what AR or OPT takes, what adds up gradients, of a weight that two stages hold or of replicas; *gathers: what follows the
+ * meeting and is no work either. */
 static double
-sum_s(const sim *s, const tp_instr *i)
+sum_s(const sim *s, const tp_instr *i, double *gathers)
 {
     double all = tp_durations_s(s->d, i->op, 0, i->stage, 0);
-    double sum = s->d->sum_s == NULL ? 0.0 : s->d->sum_s[i->stage * s->d->stage_stride];
-    return i->op == TP_OP_AR || sum > all ? all : sum;
+    int64_t at = i->stage * s->d->stage_stride;
+    double sum = s->d->sum_s == NULL ? 0.0 : s->d->sum_s[at], gather = s->d->gather_s == NULL ? 0.0 : s->d->gather_s[at];
+    sum = i->op == TP_OP_AR || sum > all ? all : sum;
+    *gathers = gather > all - sum ? all - sum : gather;
+    return sum;
 }
 
 /* The same of rank r's ends, none of them before instruction `from`. */
 static double
-sums_s(const sim *s, int r, int64_t from)
+sums_s(const sim *s, int r, int64_t from, double *gathers)
 {
-    double total = 0.0;
-    for (int64_t k = s->p->begin[r + 1] - 1; k >= from && tp_sched_is_end(s->p->code[k].op); k--)
-        total += sum_s(s, &s->p->code[k]);
+    double total = 0.0, gather;
+    *gathers = 0.0;
+    for (int64_t k = s->p->begin[r + 1] - 1; k >= from && tp_sched_is_end(s->p->code[k].op); k--) {
+        total += sum_s(s, &s->p->code[k], &gather);
+        *gathers += gather;
+    }
     return total;
 }
 
@@ -116,7 +123,7 @@ run_end(sim *s, int rank, const double *from)
 {
     const tp_instr *i = &s->p->code[s->next[rank]];
     double seconds = tp_durations_s(s->d, i->op, 0, i->stage, 0), *clock = &s->clock[rank * tp_lane_count(s->kept)];
-    double ideal = seconds - sum_s(s, i);
+    double gathers, ideal = seconds - sum_s(s, i, &gathers) - gathers;
     if (s->line != NULL) {
         double start = clock[0] > from[0] ? clock[0] : from[0];
         tp_worklist_note(s, rank, s->next[rank], start, start + seconds);
@@ -131,7 +138,7 @@ run_end(sim *s, int rank, const double *from)
 static void
 before_meeting(const sim *s, int r, double before[TP_LANES])
 {
-    double all, sums = sums_s(s, r, s->next[r]);
+    double all, gathers, sums = sums_s(s, r, s->next[r], &gathers);
     tp_program_update_s(s->p, s->d, r, &all);
     for (int l = 0; l < tp_lane_count(s->kept); l++)
         before[l] = !is_ideal(s, l) ? all : all > sums ? all - sums : 0.0;
@@ -305,7 +312,8 @@ fill(sim *s, unsigned ops, tp_timeline *line, int keep_intervals)
         return tp_fail(TP_EVALUE, "the seconds of this program add up beyond what a double holds: shorter operations and "
                                   "messages would be right");
     for (int r = 0; r < p->ranks; r++) {
-        s->sums[r] = sums_s(s, r, p->begin[r]);
+        double gathers, sums = sums_s(s, r, p->begin[r], &gathers);
+        s->sums[r] = sums + gathers;
         line->busy_s[r] = s->work[r] - s->recompute[r] - s->swap[r] - s->sums[r];
         double first = s->first_backward[r]; /* from here on: seconds idle before it */
         s->first_backward[r] = first < 0.0 ? line->makespan_s - s->work[r] : first - s->work_before[r];

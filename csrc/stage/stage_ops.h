@@ -246,7 +246,7 @@ typedef struct {
      * follows it the same. */
     tp_status (*update_micro)(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip);
     /* AdamW on every tensor that the stage answers for, with gradients scaled by grad_scale, then pack. With config.shards on its
-     * shards alone, without pack: whoever gathers the values calls that. */
+     * shards alone, without pack, which is to follow once values are gathered. */
     tp_status (*update)(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
 
     /* ---- config.shards (ZeRO's first stage: Rajbhandari et al., SC 2020; Megatron-LM's distributed optimizer). NULL: this provider

@@ -166,9 +166,9 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     link = replace(replace(request, replicas=replicas).link(ranks), copies=copies)
     units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
     fixed = chunks * len(PHASES) * costs.overhead_s * units * (1 - 1e-12)
-    each = params / (ranks * chunks)
-    update: float = (costs.optimizer_stage_s + costs.optimizer_param_s * each + float(link.shards_s(each))) * chunks * copies
-    ring = float(link.sums_s(each)) * chunks * copies
+    each, stages = params / (ranks * chunks), chunks * copies
+    own_s = (costs.optimizer_param_s - link.spares_s) * each + float(link.gather_s(each))
+    update, ring = (costs.optimizer_stage_s + own_s) * stages, float(link.sums_s(each)) * stages
     before = sum(rank if copies == 1 else min(rank, ranks - 1 - rank) for rank in range(ranks)) / ranks
     work = least_s * share / ranks + fixed
     return (max(work, ring) if link.overlaps else work + ring) + update + least_latency_s(request) * before
@@ -208,8 +208,8 @@ def stages_bound_s(request: Request, ranks: int, chunks: int, replicas: int, lea
     share = request.batch // replicas
     units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
     sums = [0.0 if link.overlaps else float(link.sums_s(n)) for n in (0.0, 1.0)]     # beside the work they may be hidden
-    more = [behind + float(link.shards_s(n)) for behind, n in zip(sums, (0.0, 1.0), strict=True)]
-    ring, each = more[0], costs.optimizer_param_s + more[1] - more[0]
+    more = [behind + float(link.gather_s(n)) for behind, n in zip(sums, (0.0, 1.0), strict=True)]
+    ring, each = more[0], costs.optimizer_param_s - link.spares_s + more[1] - more[0]
     fixed = chunks * (len(PHASES) * costs.overhead_s * units + costs.optimizer_stage_s + ring)
     update = updated_of_kind(request.model)
     work = [max(least.work[b.kind], least.first[b.kind]) + each * update[b.kind] + costs.optimizer_head_s * (b.kind == "head")
@@ -324,5 +324,5 @@ def order_bound_s(request: Request, name: str, ranks: int, chunks: int) -> float
     found = unit * _core.partition_bound(ORDERS[name], ranks, chunks, micros, request.model.n_layer, seconds / unit,
                                          *least.tolist())
     link = request.link(ranks)
-    ring = float(link.sums_s(0.0) + link.shards_s(0.0))
+    ring = float((0.0 if link.overlaps else link.sums_s(0.0)) + link.gather_s(0.0))
     return found * (1 - 1e-12) + chunks * (costs.optimizer_stage_s + ring)

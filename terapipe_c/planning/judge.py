@@ -308,16 +308,9 @@ class Judge:
             where = self.costs.where.arguments
             memory = (dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count, self.replicas.shards,
                       self.savings.at_once)
-            rings = [replace(self.replicas, copies=copies) for copies in (1, 2)]
-            lines = *(self._line(ring.sums_s) for ring in rings), *(self._line(ring.shards_s) for ring in rings)
-            self._core = self.costs.judge(self.model, self.ranks, self.chunks, (*lines, self.replicas.beside), memory,
+            self._core = self.costs.judge(self.model, self.ranks, self.chunks, self.replicas.lines, memory,
                                           saves_bytes(self.savings.recompute), self.links)
         return self._core
-
-    @staticmethod
-    def _line(seconds: Callable[[float], float]) -> tuple[float, float]:
-        """Seconds of some parameters of a stage: (fixed, for each)."""
-        return seconds(0.0), seconds(1.0) - seconds(0.0)
 
     def _given(self, c: Candidate) -> tuple[Any, ...]:
         """A candidate as the C core takes it: most are made only once, and arrays of ``array`` soonest."""
@@ -485,8 +478,9 @@ class Judge:
             short, rank, needed = self.shortest
         error = InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
                                 f"nearest to fitting; memory_bytes = {needed}, more stages"
-                                f"{'' if any(self.savings.recompute) else ', recomputation'} or smaller micro-batches would be "
-                                "right")
+                                f"{'' if any(self.savings.recompute) else ', recomputation'}"
+                                f"{', shard_optimizer=True' * (self.replicas.count > 1 and not self.replicas.shards)} or smaller "
+                                "micro-batches would be right")
         error.memory_bytes = needed
         return error
 

@@ -4,7 +4,8 @@ The seconds are parts of OPT's, or go beside the backward; csrc/plan/judge_times
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from ..config import KINDS, Cluster, GPTConfig
 from ..cost import CostModel
 from ..partition import block_params, updated_params
-from ..schedule import BESIDE, LAST, SUM
+from ..schedule import BESIDE, GATHER, LAST, SUM
 
 Cut = tuple[tuple[int, int], ...]
+_Line, _Gather = tuple[float, float], tuple[float, float, float]
 # Of the seconds of an update by parameter those that each replica needs for all of them where each updates a part: to lay out
 # anew what products read. CPU: 0.222 of 0.857 ns (sums of squares 0.17, AdamW 0.465; one core of an AMD Zen 5, n_embd 256 to
 # 1024, arrays of 64 MiB). CUDA: 6 of the 34 bytes that an update reads and writes.
@@ -69,11 +71,26 @@ class Replicas:
         """Seconds in which gradients of so many parameters are summed: where each has what it needs of them."""
         return self.seconds(4.0 * params) / (2 if self.shards else 1)
 
-    def shards_s(self, params: Any) -> Any:
-        """Seconds that shards add to an update of so many parameters: values that come from others, less what others update."""
-        if not self.shards or self.members == 1:
-            return 0.0 * params
-        return self.seconds(4.0 * params) / 2 - self.spared_param_s * (1 - 1 / self.members) * params
+    def gather_s(self, params: Any) -> Any:
+        """Seconds in which the values of so many parameters come from who has updated them."""
+        return self.seconds(4.0 * params) / 2 if self.shards else 0.0 * params
+
+    @property
+    def spares_s(self) -> float:
+        """Seconds of an update by parameter, of which others do most."""
+        return self.spared_param_s * (1 - 1 / self.members) if self.shards else 0.0
+
+    @property
+    def lines(self) -> tuple[_Line, _Line, _Gather, _Gather, bool]:
+        """For ``CostModel.judge``: of one copy of the model in each and of two the seconds of the sums (fixed, by parameter of a
+        stage); the same of values that are gathered, and what an update is spared by parameter; whether sums go beside the work."""
+        one, two = (replace(self, copies=copies) for copies in (1, 2))
+
+        def line(seconds: Callable[[float], float]) -> _Line:
+            return float(seconds(0.0)), float(seconds(1.0) - seconds(0.0))
+
+        return (line(one.sums_s), line(two.sums_s), (*line(one.gather_s), one.spares_s), (*line(two.gather_s), two.spares_s),
+                self.beside)
 
 
 def _inner(counts: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -91,15 +108,20 @@ def sums_behind(model: GPTConfig, counts: NDArray[np.int32], ring: Replicas) -> 
     return _sums_s(ring, params - _inner(counts) @ block_params(model) if ring.overlaps else params)
 
 
-def update_more(model: GPTConfig, counts: NDArray[np.int32], ring: Replicas) -> NDArray[np.float64]:
-    """[stages] seconds that replicas add to an update: sums behind the work, and what shards add."""
+def gathers(model: GPTConfig, counts: NDArray[np.int32], ring: Replicas) -> NDArray[np.float64]:
+    """[stages] seconds in which replicas that shard the optimizer gather values."""
     params = updated_params(model, counts)
-    return sums_behind(model, counts, ring) + np.where(params > 0, ring.shards_s(params), 0.0)
+    return np.where(params > 0, ring.gather_s(params), 0.0)
+
+
+def update_more(model: GPTConfig, counts: NDArray[np.int32], ring: Replicas) -> NDArray[np.float64]:
+    """[stages] seconds that replicas add to an update: sums behind the work and values that are gathered, less what others do."""
+    return sums_behind(model, counts, ring) + gathers(model, counts, ring) - ring.spares_s * updated_params(model, counts)
 
 
 def sums_of(model: GPTConfig, partition: Cut, counts: NDArray[np.int32], ring: Replicas) -> dict[str, NDArray[np.float64]]:
     """Seconds of the replicas' sums on each stage, as ``Program.makespan`` takes them."""
-    out = {SUM: sums_behind(model, counts, ring)}
+    out = {SUM: sums_behind(model, counts, ring)} | ({GATHER: gathers(model, counts, ring)} if ring.shards else {})
     if ring.overlaps:
         each = block_params(model)
         kinds = [[KINDS.index(block.kind) for block in model.blocks[a:e]] for a, e in partition]

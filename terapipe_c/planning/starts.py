@@ -64,7 +64,7 @@ def block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str],
     """[blocks] of work in these phases with these slices, updates included; at least 1. Whole numbers, so that equal work compares
     equal however the costs are scaled."""
     seconds = kind_seconds(judge, slicing, phases)
-    each = updates_of(schedule, len(slicing)) * judge.costs.optimizer_param_s
+    each = updates_of(schedule, len(slicing)) * (judge.costs.optimizer_param_s - judge.replicas.spares_s)
     update = {kind: each * params for kind, params in updated_of_kind(judge.model).items()}
     times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
     if times.any():
