@@ -40,7 +40,8 @@ _PHASES_OF = {"fwd": ("F",), "bwd": ("I", "W"), "both": PHASES, "F": ("F",), "I"
 _FORMAT, _VERSION = "terapipe_c.costs", 1
 Slicing = Sequence[tuple[int, Sequence[int]]]
 Float = NDArray[np.float64]
-_Line, _Gather = tuple[float, float], tuple[float, float, float]
+_Line = tuple[float, float]
+_Gather = tuple[float, float, float]
 
 
 # ---- slicing and partition as arrays -----------------------------------------------------------------------------------
@@ -487,8 +488,7 @@ class CostModel:
 
     def judge(self, model: GPTConfig, ranks: int, chunks: int, rings: tuple[_Line, _Line, _Gather, _Gather, bool],
               memory: tuple[Any, ...], recompute: bytes | None = None, links: Links = Links()) -> Any:     # noqa: B008 (frozen)
-        """The C core's judge of plans under these costs. rings: of ``Replicas.lines``; memory, recompute: what ``_core.judge_open``
-        says."""
+        """The C core's judge of plans under these costs. rings: ``Replicas.lines``; the rest: what ``_core.judge_open`` says."""
         copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
         messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.ends_byte_s[1], self.element_bytes * model.n_embd,
                     *(self.tied_s(model, links) if model.tie_weights else (0.0, 0.0, 0.0)), self.backend == "cuda",

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,7 +33,7 @@ from . import _core, _steps
 from ._threads import Worker, no_thread, start_all
 
 if TYPE_CHECKING:
-    from .checkpoint import CheckpointWriter
+    from .checkpoint import CheckpointLayout, CheckpointWriter
 
 HYPER = ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas", "eps", "grad_clip")  # what a checkpoint keeps
 GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
@@ -171,7 +172,7 @@ class _Training:
 
     def _save(self, step: int) -> None:
         """Rank 0 reserves the space, every rank writes its own tensors, rank 0 completes: whole, or not there at all."""
-        from .checkpoint import CheckpointWriter, write_tensors
+        from .checkpoint import CheckpointWriter
 
         self.region.set_progress(self.rank, step, WRITING)
         writer = CheckpointWriter(Path(self.job["out"]) / CHECKPOINTS, self.model) if self.rank == 0 else None
@@ -181,8 +182,8 @@ class _Training:
             layout = CheckpointWriter.plan(self.model)
             sums = dict[str, str]()
             for kinds in self._gathered():
-                sums |= meanwhile(self.comm, patience_s,
-                                  lambda vain, of=kinds: write_tensors(folder, layout, self._tensors(vain, of)))
+                write = partial(self._write, folder, layout, kinds)
+                sums |= meanwhile(self.comm, patience_s, write)
             everyone: dict[str, str] = {}
             for theirs in share(self.comm, sums):
                 everyone |= theirs
@@ -201,6 +202,11 @@ class _Training:
         hyper = {key: self.job[key] for key in HYPER}
         path = writer.finish(sums, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
         self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
+
+    def _write(self, folder: str, layout: CheckpointLayout, kinds: tuple[str, ...], in_vain: threading.Event) -> dict[str, str]:
+        from .checkpoint import write_tensors
+
+        return write_tensors(folder, layout, self._tensors(in_vain, kinds))
 
     def _gathered(self) -> Iterator[tuple[str, ...]]:
         """Kinds of tensors that are there together: all, or each of those that the ranks must gather first when that is done."""
