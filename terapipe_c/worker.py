@@ -216,7 +216,8 @@ class _Training:
             self.engine.gather(kind)  # type: ignore[attr-defined]
             yield (kind,)
 
-    def _tensors(self, in_vain: threading.Event, kinds: tuple[str, ...]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    def _tensors(self, in_vain: threading.Event,
+                 kinds: tuple[str, ...] = ("params", *MOMENTS)) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """All that this rank saves of some kinds, by the names of a checkpoint; no more once that is in vain."""
         each = getattr(self.engine, "export_each", lambda kind: self.engine.export(kind).items())
         for kind in kinds:
