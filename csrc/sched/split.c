@@ -41,9 +41,10 @@ typedef struct {
     int alike;                      /* eighths up to which everybody would have decided the same */
     double *work, *left;            /* [ranks] ticks of all that the rank works but for copies of messages; of what is to come */
     double most;                    /* ticks: a program that takes longer is no better than what is known */
-    double goal;                    /* ticks, with what comes behind: of one that takes longer nobody wants to know more */
-    double *update, *limit;         /* [ranks] ticks of OPT, which comes behind; within both, what its clock and `left` may be */
-    double *tail, *ended;           /* [ranks] ticks from its last I, less the W that may come later, to the end; and to that of OPT */
+    double goal;                    /* ticks: nobody wants to know more of one that takes longer: the OPTs behind it, whichever ranks
+                                       they are of, end later than is wanted. The same of every rank, or what is left would depend on it */
+    double *limit;                  /* [ranks] within both, what its clock and `left` may be */
+    double *tail;                   /* [ranks] ticks from its last I, less what the rank may do later, to the end */
     double *ready_f, *ready_b;      /* [stages * units] when it comes to its reader */
     double *ready_half;             /* the same of the first half of a forward */
     tp_filled_given given;
@@ -131,20 +132,21 @@ count_ticks(filler *f)
 }
 
 /* What comes behind a rank's last I: those of the same slice down to the first stage, and a W there. Of its own W those of the latest
- * `pending` micro-batches may come behind it, too; where each is at once, only that of this I. */
+ * `pending` micro-batches may come behind it, too; where each is at once, only that of this I; and what its list has behind it, an
+ * update by micro-batches. */
 static void
 count_tail(filler *f, int rank)
 {
     const tp_program *p = f->from;
     int64_t k = p->begin[rank + 1] - 1;
-    f->tail[rank] = f->ended[rank] = 0.0;
-    while (k >= p->begin[rank] && p->code[k].op != TP_OP_B)
-        k--;
+    double ticks = 0.0;
+    f->tail[rank] = 0.0;
+    for (; k >= p->begin[rank] && p->code[k].op != TP_OP_B; k--)
+        ticks -= ticks_of(f, p->code[k].op, p->code[k].flags, p->code[k].stage, tp_program_unit(p, &p->code[k]));
     if (!f->given.exact || p->copies > 1 || k < p->begin[rank])
         return;
     int stage = p->code[k].stage;
     int64_t unit = tp_program_unit(p, &p->code[k]);
-    double ticks = 0.0;
     for (; !tp_program_is_first(p, stage); stage--)
         ticks += (p->rank_of[stage] != p->rank_of[stage - 1] ? lag_of(f, 1, 0, stage, unit) : 0.0) +
                  ticks_of(f, TP_OP_I, 0, stage - 1, unit);
@@ -157,7 +159,24 @@ count_tail(filler *f, int rank)
             for (int slice = 0; slice < p->slices[q]; slice++)
                 ticks -= ticks_of(f, TP_OP_W, 0, v, p->offset[q] + slice);
     f->tail[rank] = ticks;
-    f->ended[rank] = ticks + f->update[p->rank_of[stage]];
+}
+
+/* Of the step's end: what every rank has before they meet, and what some rank has behind that. */
+static double
+ends(const filler *f)
+{
+    const tp_program *p = f->from;
+    double least = INFINITY, most = 0.0;
+    for (int r = 0; r < p->ranks; r++) {
+        double before = 0.0, after = 0.0, part;
+        for (int v = f->stage_of[r]; v >= 0; v = f->next_stage[v]) {
+            after += tp_durations_update_s(f->d, v, &part) - part;
+            before += part;
+        }
+        least = fmin(least, before);
+        most = fmax(most, after);
+    }
+    return (least + most) * f->per_s;
 }
 
 /* Of each rank, with the W that it is to have, and what comes behind. */
@@ -165,10 +184,7 @@ static void
 count_work(filler *f, double goal_s)
 {
     const tp_program *p = f->from;
-    f->goal = f->given.exact ? goal_s * APART * f->per_s + 4.0 * tp_filled_slack(p) : INFINITY;
-    memset(f->update, 0, (size_t)p->ranks * sizeof *f->update);
-    for (int v = 0; v < p->stages; v++)
-        f->update[p->rank_of[v]] += in_ticks(f, tp_durations_s(f->d, TP_OP_OPT, 0, v, 0));
+    f->goal = f->given.exact ? goal_s * APART * f->per_s - ends(f) + 4.0 * tp_filled_slack(p) : INFINITY;
     for (int r = 0; r < p->ranks; r++) {
         f->work[r] = 0.0;
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++) {
@@ -387,7 +403,7 @@ fill(filler *f, int *slower)
     f->stacked = 0;
     f->filled = 0;
     for (int r = 0; r < p->ranks; r++) {
-        f->limit[r] = fmin(f->most - fmax(0.0, f->tail[r]), f->goal - fmax(f->update[r], f->ended[r]));
+        f->limit[r] = fmin(f->most, f->goal) - fmax(0.0, f->tail[r]);
         f->next[r] = p->begin[r];
         f->write[r] = f->to->begin[r];
         f->clock[r] = 0.0;
@@ -484,7 +500,7 @@ room_open(filler *f)
     size_t cells = (size_t)p->stages * (size_t)f->units, ranks = (size_t)p->ranks, stages = (size_t)p->stages;
     size_t length = 2 * (size_t)p->begin[p->ranks]; /* I and W of every B at most */
     f->ready_f = malloc((3 + TABLES + 2 + 2) * cells * sizeof *f->ready_f);
-    f->clock = malloc(7 * ranks * sizeof *f->clock);
+    f->clock = malloc(5 * ranks * sizeof *f->clock);
     f->waiting = malloc(ranks * sizeof *f->waiting);
     f->next = malloc(2 * ranks * sizeof *f->next);
     f->input = malloc(2 * stages * sizeof *f->input);
@@ -499,10 +515,8 @@ room_open(filler *f)
     f->given.ready_s = f->ready_half + cells;
     f->work = f->clock + ranks;
     f->left = f->work + ranks;
-    f->update = f->left + ranks;
-    f->limit = f->update + ranks;
+    f->limit = f->left + ranks;
     f->tail = f->limit + ranks;
-    f->ended = f->tail + ranks;
     f->write = f->next + ranks;
     f->weight = f->input + stages;
     f->next_stage = f->stage_of + ranks;
