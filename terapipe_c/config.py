@@ -434,8 +434,9 @@ class Cluster:
 
         swap_folder: plans may swap; host_bandwidth_Bps is what all devices at once measure for files in this folder, each
         copying 128 MiB out and in, six times. Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
-        should be of the same disk. Where there are two cores a device, ranks swap beside their work (swaps_beside), and
-        add up replicas' gradients beside it (sums_beside).
+        should be of the same disk. Where there are two cores a device, ranks of one thread swap beside their work
+        (swaps_beside), and add up replicas' gradients beside it (sums_beside): of more threads (``launch(threads_per_rank=...)``)
+        each would have too few, which a report says.
         """
         from ._files import check_writable, path_of
         from .doctor import usable_cores

@@ -105,13 +105,15 @@ def _measured(program: Any, intervals: NDArray[Any]) -> dict[str, NDArray[np.flo
     return seconds
 
 
-def _crowded(job: Mapping[str, Any], copies: bool) -> list[str]:
-    """Why the prediction cannot hold, where the ranks of this machine share cores. copies: each has a thread that swaps, too."""
+def _crowded(job: Mapping[str, Any], copies: bool, sums: bool) -> list[str]:
+    """Why the prediction cannot hold, where the ranks of this machine share cores. copies, sums: each has a thread that swaps, or one
+    that adds up replicas' gradients, too."""
     cores = min(len(os.sched_getaffinity(0)), cpu_quota() or math.inf)
-    threads = job["ranks"] * (job["threads_per_rank"] + copies)
+    threads = job["ranks"] * (job["threads_per_rank"] + copies + sums)
     if job["backend"] != "cpu" or "local_rank" in job or threads <= cores:
         return []
-    return [f"{counted(job['ranks'], 'rank')} of {counted(job['threads_per_rank'], 'thread')}{' and one that swaps' * copies} had "
+    more = " and one that swaps" * copies + " and one that sums" * sums
+    return [f"{counted(job['ranks'], 'rank')} of {counted(job['threads_per_rank'], 'thread')}{more} had "
             f"{cores:g} core{'s' * (cores != 1)}: the prediction gives every thread a core of its own"]
 
 
@@ -186,7 +188,7 @@ class Report:
         told = (0.0 if sums is None else sums.sum()) + (beside[GATHER][:, 0].sum() if GATHER in beside else 0.0)
         replicas, predicted = job["ranks"] // plan.ranks, float(planned.work_s - told)
         timed = bool(times) and (sums is not None or int(getattr(plan, "data_parallel", 1)) * int(getattr(plan, "copies", 1)) == 1)
-        caveats = _crowded(job, plan.program.swaps_beside)
+        caveats = _crowded(job, plan.program.swaps_beside, BESIDE in beside)
         caveats += [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())]
         caveats += _measured_otherwise(plan, job, ends)
         if times and not timed:

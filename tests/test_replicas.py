@@ -216,6 +216,15 @@ def test_what_was_measured_of_the_sums_is_no_work_either():
     assert 0 < sums.min() * 0.999 < report.resimulated_step_time_s - bare < sums.max() * 1.001
 
 
+def test_a_thread_that_sums_wants_a_core_too(monkeypatch):
+    """A prediction gives it one, which two ranks on two cores have not to spare; a report did not say so."""
+    runs = [tp.launch(planned(MODEL, 2, beside=beside), DATA, 3, processes=False, **OPTIONS).wait() for beside in (True, False)]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    beside, behind = ([text for text in run.report().caveats if "core" in text] for run in runs)
+    assert beside == ["2 ranks of 1 thread and one that sums had 2 cores: the prediction gives every thread a core of its own"]
+    assert behind == []
+
+
 def test_of_an_older_plan_it_is_not_known():
     """An older plan file says of its updates only how long they take, not how much of that are the replicas' sums."""
     plan = planned(MODEL, 2)
