@@ -106,8 +106,8 @@ def _measured(program: Any, intervals: NDArray[Any]) -> dict[str, NDArray[np.flo
 
 
 def _crowded(job: Mapping[str, Any], copies: bool, sums: bool) -> list[str]:
-    """Why the prediction cannot hold, where the ranks of this machine share cores. copies, sums: each has a thread that swaps, or one
-    that adds up replicas' gradients, too."""
+    """Why the prediction cannot hold, where the ranks of this machine share cores. copies, sums: each has a thread that swaps, or
+    one that adds up replicas' gradients, too."""
     cores = min(len(os.sched_getaffinity(0)), cpu_quota() or math.inf)
     threads = job["ranks"] * (job["threads_per_rank"] + copies + sums)
     if job["backend"] != "cpu" or "local_rank" in job or threads <= cores:
