@@ -96,8 +96,8 @@ class CostModel:
         for kind, phase in curves:
             if kind not in KINDS or phase not in PHASES:
                 raise InvalidValueError(f"there is no curve {kind}.{phase}: kinds are {', '.join(KINDS)}; phases F, I, W")
-        for name in remade or ():
-            one_of("remade", name, REMADE)
+        for name, curve in (remade or {}).items():
+            fit.check_remade(one_of("remade", name, REMADE), curve)
         self.curves = {(k, p): curves.get((k, p), Curve()) for k in KINDS for p in PHASES}
         self.remade = {name: remade[name] for name in REMADE if name in remade} if remade else {}
         self.source = str(source)

@@ -17,7 +17,7 @@ from .config import LONG, Cluster, brief, real
 __all__ = ["Curve"]
 
 MOST_TOKENS = 1 << 24     # of a sample: what a slice of any length takes is looked at
-LEAST_S = float(np.finfo(np.float64).tiny)     # its inverse, a sample's weight, is a number
+LEAST_S = 1e-100     # of a sample: squares of its weight, the inverse, stay numbers
 MOST_S = 1e9     # seconds of one slice: sums and squares of as many stay numbers
 
 Float = NDArray[np.float64]
@@ -78,6 +78,13 @@ def read_curve(name: str, data: Mapping[str, Any]) -> Curve:
         if given.size and given.min() < -1e-9 * np.abs(given).max():
             raise InvalidValueError(f"{name}: {field} of {given.min():g}: from 0 on would be right")
     return curve
+
+
+def check_remade(name: str, curve: Curve) -> None:
+    """A ValueError where R's curve is none of samples: it would be priced by a table of the whole layer, or not at all."""
+    if curve.table >= 0 or not curve.rows:
+        what = f"of table {curve.table}" if curve.table >= 0 else "without rows"
+        raise InvalidValueError(f"remade {name} is {what}: a curve with rows and seconds, or no remade {name}, would be right")
 
 
 def written(curves: Mapping[str, Curve]) -> dict[str, dict[str, Any]]:

@@ -116,6 +116,7 @@ def test_a_curve_of_numpys_numbers_is_saved(tmp_path):
 @pytest.mark.parametrize("given,words", [
     ({"optimizer": [(-5.0, 1.0)]}, r"optimizer: sample 0 is \(-5\.0, 1\.0\): an amount from 0 on and seconds above 0"),
     ({"comm": [(5.0, 1.0), (6.0, 0.0)]}, r"comm: sample 1 is \(6\.0, 0\.0\): an amount from 0 on and seconds above 0"),
+    ({"comm": [(5.0, 1e-200)]}, r"comm: sample 0 took 1e-200 s: at least 1e-100 would be right"),   # whose weight has no square
     ({"comm": [(5.0, math.nan)]}, r"comm: sample 0 is \(5\.0, nan\): finite numbers"),
     ({"samples": [(8, 16, 0, 1.0)]}, r"ffn\.F: sample 0 is of 8 rows, slices of 16 tokens: as many rows as some sequences")])
 def test_a_sample_that_is_refused_is_told_with_what_would_be_right(given, words):

@@ -88,7 +88,9 @@ def test_files_know_it_and_those_that_do_not_are_priced_as_ever(tmp_path):
     assert data["version"] == 1 and set(data["remade"]) == set(REMADE) and data["curves"] == random_costs(8).to_dict()["curves"]
     del data["remade"]
     assert CostModel.from_dict(data) == random_costs(8) and "remade" not in random_costs(8).to_dict()
-    for name, curve, words in (("attention.K", {}, "remade is 'attention.K'"), ("ffn.R", {"rows": [0.0, -1.0]}, "remade ffn.R")):
+    for name, curve, words in (("attention.K", {}, "remade is 'attention.K'"), ("ffn.R", {"rows": [0.0, -1.0]}, "remade ffn.R"),
+                               ("ffn.R", {"table": 0}, "remade ffn.R is of table 0: a curve with rows and seconds, or no remade"),
+                               ("ffn.R", {"rows": [], "seconds": []}, "remade ffn.R is without rows: a curve with rows")):
         wrong = costs.to_dict()
         wrong["remade"][name] = {**wrong["remade"]["ffn.R"], **curve}
         with pytest.raises(InvalidValueError, match=words):
