@@ -182,8 +182,7 @@ class _Training:
             layout = CheckpointWriter.plan(self.model)
             sums = dict[str, str]()
             for kinds in self._gathered():
-                write = partial(self._write, folder, layout, kinds)
-                sums |= meanwhile(self.comm, patience_s, write)
+                sums |= meanwhile(self.comm, patience_s, partial(self._write, folder, layout, kinds))
             everyone: dict[str, str] = {}
             for theirs in share(self.comm, sums):
                 everyone |= theirs
