@@ -77,14 +77,14 @@ def test_bits_are_those_of_launch(plans, launched, tmp_path, name, ranks):
 
 
 def test_replicas_add_their_gradients(plans, tmp_path):
-    """Every message is an exchange then; TERAPIPE_COMM chooses as comm= does."""
+    """Every message is an exchange then; TERAPIPE_COMM chooses as comm= does. Here they shard the optimizer, there they do not."""
     _, _, data = plans
     model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=256, block_size=16)
-    plan = tp.plan(model, tp.Cluster(num_devices=2, peak_flops=1e12), batch=2, seq_len=16, planner="uniform", stages=1,
-                   data_parallel=2, slicing=[(1, [16])])
+    plan, whole = (tp.plan(model, tp.Cluster(num_devices=2, peak_flops=1e12), batch=2, seq_len=16, planner="uniform", stages=1,
+                           data_parallel=2, slicing=[(1, [16])], shard_optimizer=shards) for shards in (True, False))
     plan.save(tmp_path / "plan.json")
     options = {"steps": 3, "lr": 1e-3, "reproducible": False}
-    wanted = [record.loss for record in tp.launch(plan, data, progress=False, processes=False, **options)]
+    wanted = [record.loss for record in tp.launch(whole, data, progress=False, processes=False, **options)]
     words = [sys.executable, HERE / "train_rank.py", tmp_path / "plan.json", data, json.dumps(options)]
     ended = named("mpich").run(words, 2, {"TERAPIPE_COMM": "mpi"})
     assert [json.loads(line)["losses"] for line in ended.stdout.splitlines()] == [wanted] * 2, ended

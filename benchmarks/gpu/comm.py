@@ -13,7 +13,7 @@ FOLDER = tempfile.TemporaryDirectory()
 TOKENS, PEAK = (32, 1e12) if small() else (128, 1e14)  # of a sequence; FLOP/s that plans are made for
 
 
-def small_plan(tp, stages, replicas, chunks, schedule):
+def small_plan(tp, stages, replicas, chunks, schedule, shards=False):
     """With several stages a rank: in so many slices that channels need more than two slots (terapipe_c/slots.py)."""
     from terapipe_c.slots import LEAST, needed
 
@@ -24,7 +24,7 @@ def small_plan(tp, stages, replicas, chunks, schedule):
     slices = 1 if halves else 16 if chunks > 1 and not schedule else 2
     plan = tp.plan(model, tp.Cluster(num_devices=stages * replicas, peak_flops=PEAK), batch=micros * sequences * replicas,
                    seq_len=TOKENS, planner="uniform", stages=stages, slicing=[(sequences, [TOKENS // slices] * slices)] * micros,
-                   data_parallel=replicas, backend="cuda", **order)  # fmt: skip
+                   data_parallel=replicas, shard_optimizer=shards, backend="cuda", **order)  # fmt: skip
     assert (needed(plan.program) > LEAST) == (chunks > 1 and not schedule), needed(plan.program)
     assert plan.program.num_stages == stages * chunks and ("F0.0a" in str(plan.program)) == halves, str(plan.program)
     return plan
@@ -49,9 +49,9 @@ def nccl(stages, replicas=1, chunks=1, schedule=None):
         losses, caveats, ranks = {}, {}, stages * replicas
         for kind, way in (("host", {}), ("nccl", by_threads())):
             os.environ |= {"TERAPIPE_COMM": kind, "TERAPIPE_NCCL_ONE_GPU": "1", "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
-            run = tp.launch(small_plan(tp, stages, replicas, chunks, schedule), data, 3, backend="cuda", devices=[0] * ranks,
-                            progress=False, timeout_s=max(5.0, min(25.0, in_time() / 3)), reproducible=replicas == 1,
-                            **way)  # fmt: skip
+            plan = small_plan(tp, stages, replicas, chunks, schedule, shards=kind == "nccl" and replicas > 1)
+            run = tp.launch(plan, data, 3, backend="cuda", devices=[0] * ranks, progress=False,
+                            timeout_s=max(5.0, min(25.0, in_time() / 3)), reproducible=replicas == 1, **way)  # fmt: skip
             losses[kind] = [(record.loss, record.grad_norm) for record in run.wait()]
             report = run.report()
             caveats[kind] = report.caveats
@@ -64,7 +64,7 @@ def nccl(stages, replicas=1, chunks=1, schedule=None):
     who += f" in schedule {schedule}" if schedule else ", in 16 slices" if chunks > 1 else ""
     who += ", forwards in halves" if schedule == "sliced-1f1b" else ""
     if replicas > 1:
-        who = f"{replicas} replicas of {who}, which add their gradients"
+        who = f"{replicas} replicas of {who}, which add their gradients, and by NCCL shard the optimizer"
     answer.__doc__ = f"Losses of 3 steps of {who}, all on GPU 0: by NCCL the same bits as through the host's memory."
     return answer
 
