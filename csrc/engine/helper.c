@@ -101,7 +101,9 @@ tp_status
 tp_engine_helper_begin_step(tp_engine_helper *helper)
 {
     uint32_t begun = atomic_load_explicit(&helper->begun, memory_order_relaxed);
-    TP_TRY(wait_until(helper, begun, 0)); /* of a step that failed */
+    tp_engine_helper_rest(helper); /* jobs of a step that failed end by themselves, and why they did is that step's */
+    atomic_store_explicit(&helper->status, TP_OK, memory_order_relaxed);
+    TP_TRY(tp_engine_check_abort(helper->engine));
     helper->base = begun;
     return TP_OK;
 }

@@ -19,7 +19,7 @@ typedef struct {
     _Atomic uint32_t begun, done; /* jobs of all steps; they wrap */
     _Atomic int ending;
     uint32_t base;                /* done when this step began */
-    _Atomic int status;           /* of the first job that failed, once `error` says why: a tp_status */
+    _Atomic int status;           /* of this step's first job that failed, once `error` says why: a tp_status */
     tp_error_state error;
 } tp_engine_helper;
 
@@ -29,13 +29,13 @@ tp_engine_helper_open(tp_engine_helper *helper, tp_engine *engine, const char *n
 /* Once it rests. One that was never opened may be closed, too. */
 void
 tp_engine_helper_close(tp_engine_helper *helper);
-/* Waits for what a step that failed has left. */
+/* Waits for what a step that failed has left, and forgets how that ended. EABORTED. */
 TP_MUST_USE tp_status
 tp_engine_helper_begin_step(tp_engine_helper *helper);
 /* The next job may be done. */
 void
 tp_engine_helper_go(tp_engine_helper *helper);
-/* Until `number` jobs of this step are done; the status of the first that ever failed. EABORTED. */
+/* Until `number` jobs of this step are done; the status of the first that failed. EABORTED. */
 TP_MUST_USE tp_status
 tp_engine_helper_wait(tp_engine_helper *helper, uint32_t number);
 /* For jobs that are of no use behind one that failed. */

@@ -15,7 +15,10 @@
 #include "tests/c/watched_comm.h"
 #include "tests/c/check.h"
 
-enum { STEPS = 2, BATCH = 3, SEQ = 20, MOST_RANKS = 6, MOST_CUTS = 64 };
+#ifndef JOB_BATCH
+#define JOB_BATCH 3 /* sequences, of all replicas */
+#endif
+enum { STEPS = 2, BATCH = JOB_BATCH, SEQ = 20, MOST_RANKS = 6, MOST_CUTS = 64 };
 #define SECONDS 1000000000ll
 
 /* How a batch is cut and who runs what. */
@@ -50,6 +53,7 @@ typedef struct {
     int poison; /* rank whose first tensor gets a NaN; -1: none */
     int quits;  /* rank that fails before it has trained; -1: none */
     const tp_provider *provider; /* NULL: the CPU's */
+    int sums_beside; /* of the work, by each rank's summer */
     unsigned lends; /* slices that a rank lends at once; 0: whatever it does */
     outcome *out;
     tp_status status[MOST_RANKS];
@@ -118,6 +122,7 @@ config_of(const job *j, int rank, tp_comm *comm)
                               .rank = rank % j->cut->ranks,
                               .replicas = j->cut->replicas,
                               .replica = rank / j->cut->ranks,
+                              .sums_beside = j->sums_beside,
                               .model = j->model,
                               .slicing = j->slicing,
                               .partition = j->partition,
