@@ -248,9 +248,10 @@ def test_a_micro_batch_whose_norm_is_not_finite_updates_nothing_nor_do_later_one
 def test_a_step_that_ended_half_way_leaves_what_its_last_updates_made(emulation, dtype):
     """Wherever it ended, that is saved, and the next step goes on from there: with graphs that know where versions are."""
     module, tokens, ends = tp.cuda.load(), tokens_of(LONG, 5, 69), set()
+    other = two_stages(dtype)              # into which all is loaded that a step reads
 
     for calls in range(24, 1000, 25):  # some end between updates that leave the newest weights where no graph reads them
-        engine, other = two_stages(dtype), two_stages(dtype)
+        engine = two_stages(dtype)
         for step in range(2, 4):
             engine.run(tokens, step=step, **HYPER)
         module.emu_break(calls)
