@@ -204,6 +204,15 @@ def test_interleaved_of_one_chunk_is_weighed_too():
     assert (auto.schedule, auto.chunks) == ("interleaved", 1) and auto.step_time_s <= one.step_time_s
 
 
+PLANS: dict[str, tp.Plan] = {}
+
+
+def searched(**request):
+    """MODEL's plan on CLUSTER by a brief search, which several tests ask for: a plan is not written to, and has one order."""
+    plan = PLANS[repr(request)] = PLANS.get(repr(request)) or tp.plan(MODEL, CLUSTER, **request)
+    return plan
+
+
 @pytest.mark.parametrize("change, name, why", [
     ({"executable": True}, "chimera", "the plan is to be executable, with the bits of one device"),
     ({"stages": 3}, "chimera", "schedule chimera has 3 ranks: an even number"),
@@ -218,7 +227,7 @@ def test_interleaved_of_one_chunk_is_weighed_too():
      "several stages a rank, where the partition that is given has one for each rank"),
 ])
 def test_it_says_why_it_did_not_ask_for_a_schedule(change, name, why, brief):
-    log = tp.plan(MODEL, CLUSTER, **{"batch": 4, "seq_len": 32, "stages": 2, **change}).search_log
+    log = searched(**{"batch": 4, "seq_len": 32, "stages": 2, **change}).search_log
     said = dict(line.split(" left out: ") for line in log if " left out: " in line)
     assert [reason for names, reason in said.items() if name in names.split(", ") and reason.startswith(why)], said
 
@@ -231,7 +240,7 @@ def test_a_gpu_is_asked_for_what_a_cpu_is():
 
 def test_what_is_asked_for_is_not_said_to_be_left_out(brief):
     asked = {request.schedules[0] for request in by_name(request_of(MODEL, CLUSTER, 4, stages=2))}
-    log = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=2).search_log
+    log = searched(batch=4, seq_len=32, stages=2).search_log
     assert {*BY_NAME, "zb-v", "gpipe"} < asked and not any("left out: " in line for line in log)
 
 
@@ -403,7 +412,7 @@ def test_the_least_work_is_the_least_over_slicings():
 
 
 def test_it_is_deterministic_and_its_words_are_kept(tmp_path, brief):
-    first, second = (tp.plan(MODEL, CLUSTER, batch=4, seq_len=32) for _ in range(2))
+    first, second = searched(batch=4, seq_len=32), tp.plan(MODEL, CLUSTER, batch=4, seq_len=32)
     assert first == second and first.search_log == second.search_log and first.step_time_s == second.step_time_s
     assert any("configurations" in line for line in first.search_log) and first.search_log[-1].startswith("best:")
     first.save(tmp_path / "plan.json")
@@ -414,7 +423,7 @@ def test_it_is_deterministic_and_its_words_are_kept(tmp_path, brief):
 
 
 def test_a_time_limit_ends_the_search_with_the_best_single_plan(brief, monkeypatch):
-    free = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32)
+    free = searched(batch=4, seq_len=32)
     cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, time_limit_s=1e-9)
     with SideBySide() as beside:
         singles = dict(plan_singles(request_of(MODEL, CLUSTER, 4), beside))
@@ -527,8 +536,10 @@ def test_more_memory_and_a_finer_grid_never_hurt(seed, brief):
 
     with pytest.raises(tp.InfeasibleError) as refused:
         tp.plan(model, cluster, memory_bytes=1, **request)
-    least, most = refused.value.memory_bytes, max(tp.plan(model, cluster, **request).peak_memory_bytes)
-    row = [seconds(int(limit)) for limit in (*np.linspace(least, max(most, least + 1), 4), 1e12)]
+    free = tp.plan(model, cluster, **request)                   # within the cluster's memory, which is more than any plan takes
+    least, most = refused.value.memory_bytes, max(free.peak_memory_bytes)
+    assert 10 * most < cluster.memory_bytes
+    row = [*(seconds(int(limit)) for limit in np.linspace(least, max(most, least + 1), 4)), free.step_time_s]
     assert row[0] < math.inf and all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(row)), row
     grids = [seconds(int(0.7 * least + 0.3 * most), granularity=g) for g in (model.block_size, 8, 4)]
     assert all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(grids)), grids
