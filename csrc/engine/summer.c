@@ -83,6 +83,19 @@ earlier(const void *a, const void *b)
     return one->first > other->first ? -1 : one->first < other->first;
 }
 
+/* Replicas that shard the optimizer sum rows of a stage's shards, each with its first block. */
+static void
+cut_shards(tp_engine *engine, int stage, int64_t at)
+{
+    const tp_stage_ops *ops = engine->config.provider->stage;
+    for (int row = 0; row < ops->shard_rows(engine->stage[stage]); row++) {
+        tp_shard shard = ops->shard(engine->stage[stage], row, 0);
+        int64_t first;
+        int inner = at >= 0 && shard.block >= 0 && ops->block_gradients(engine->stage[stage], shard.block, &first) > 0;
+        add_piece(engine->summer, inner ? at : engine->count, inner ? shard.block : 0, stage, shard.row, shard.row_end);
+    }
+}
+
 static void
 cut_stages(tp_engine *engine)
 {
@@ -91,6 +104,10 @@ cut_stages(tp_engine *engine)
         int64_t floats, low = 0, high = -1, at = engine->stage[stage] == NULL ? -1 : last_gradient(engine, stage);
         if (engine->stage[stage] == NULL)
             continue;
+        if (engine->config.shards) {
+            cut_shards(engine, stage, at);
+            continue;
+        }
         (void)engine->config.provider->stage->gradients(engine->stage[stage], &floats);
         if (at >= 0)
             cut_blocks(engine, stage, at, &low, &high);

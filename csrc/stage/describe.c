@@ -86,7 +86,11 @@ place_tables(tp_stage_base *stage)
         at += slots[end == TP_END_OUTPUT_GRADIENT || end == TP_END_INPUT_GRADIENT] * sizeof(void *);
     }
     stage->version_of = stage->config.versions > 0 ? (int32_t *)(void *)at : NULL;
-    stage->leaves_of = stage->config.shards ? (int64_t *)(void *)at : NULL; /* of replicas: they have no versions */
+    if (stage->config.shards) { /* replicas have no versions */
+        stage->leaves_of = (int64_t *)(void *)at;
+        stage->row_at = stage->leaves_of + stage->config.replicas;
+        stage->row_block = (int32_t *)(void *)(stage->row_at + stage->blocks + 1);
+    }
 }
 
 tp_status
@@ -102,7 +106,7 @@ tp_stage_describe(const tp_stage_config *config, const tp_stage_sizes *sizes, tp
                    (size_t)blocks * (slots * (sizes->activations + 2 * sizeof(tp_inner)) + gslots * (sizes->gradients + sizeof(tp_inner))) +
                    2 * (slots + gslots) * sizeof(void *) +
                    (config->versions > 0 ? (size_t)config->slicing->micros * sizeof(int32_t) : 0) +
-                   (config->shards ? (size_t)config->replicas * sizeof(int64_t) : 0);
+                   (config->shards ? (size_t)(config->replicas + blocks + 1) * sizeof(int64_t) + (size_t)(blocks + 2) * sizeof(int32_t) : 0);
     tp_stage_base *stage = calloc(1, bytes); /* tables, not tensors: outside the account */
     if (stage == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the tables of a stage");

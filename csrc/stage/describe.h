@@ -50,7 +50,6 @@ typedef struct {
     tp_inner *made;                 /* [activation_slots] what forward makes; where it does not keep it, slots share it */
     tp_inner *remade;               /* [gradient_slots] what R makes or SI brings */
     tp_inner *stored;               /* [activation_slots] where it swaps: outside the device's memory */
-    int64_t moments_at;             /* floats of the member's moments before those of this block's row of shards */
 } tp_stage_block;
 
 /* Bytes of the provider's tp_stage, tp_activations and tp_gradients, and of an element. */
@@ -87,6 +86,9 @@ typedef struct {
     double *squares;      /* config.shards: [replicas][squares_each] leaves of sums of squares, each member's tensor by tensor */
     int64_t squares_each, leaves; /* leaves: of all tensors */
     int64_t *leaves_of;   /* config.shards: [replicas] scratch of those that put them in order */
+    int rows;             /* config.shards: of blocks that are shared together, and row 0 of a tied weight before them */
+    int32_t *row_block;   /* [rows + 1] first block of each from row 1 on, and behind the last */
+    int64_t *row_at;      /* [rows] floats of the member's moments before those of the row */
     char *versions;       /* values and copies of version 1 and up, version_bytes each */
     size_t version_bytes;
     int newest, selected; /* versions */

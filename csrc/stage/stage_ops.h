@@ -80,7 +80,8 @@ typedef enum { TP_STATE_VALUE, TP_STATE_M, TP_STATE_V, TP_STATE_GRAD } tp_state;
 /* What one of the replicas that share a stage's moments has of a row of them, in floats of the stage's gradients
  * (tp_stage_ops.gradients). */
 typedef struct {
-    int64_t row, row_end;  /* the whole row: of a block of the stage, or of a tied weight before all blocks */
+    int block;             /* the first one of the row, which goes back last of them; -1: a tied weight before all blocks */
+    int64_t row, row_end;  /* the whole row: of some blocks of the stage, an embedding or a head always alone */
     int64_t first, floats; /* of these the member's; cut where sums of squares may be */
 } tp_shard;
 /* Of which sequences: all, or those of one half, where the slicing has halves (tp_slicing_halve); the first half first. */
