@@ -7,17 +7,9 @@
 #include "csrc/sched/split.c"
 
 #include "tests/c/check.h"
+#include "tests/c/drawn.h"
 
 enum { MOST_STAGES = 8, MOST_MICROS = 8, MOST_UNITS = 2 * MOST_MICROS * 4 };
-
-static uint32_t state;
-
-static int
-drawn(int low, int high) /* [low, high] */
-{
-    state = state * 1664525u + 1013904223u;
-    return low + (int)((state >> 8) % (unsigned)(high - low + 1));
-}
 
 typedef struct {
     tp_program *compute;

@@ -6,17 +6,9 @@
 #include <string.h>
 
 #include "tests/c/check.h"
+#include "tests/c/drawn.h"
 
 enum { MOST = 9 };
-
-static uint32_t state;
-
-static int
-drawn(int low, int high) /* [low, high] */
-{
-    state = state * 1664525u + 1013904223u;
-    return low + (int)((state >> 8) % (unsigned)(high - low + 1));
-}
 
 typedef struct {
     tp_stage_config config; /* of no shards */
