@@ -299,7 +299,7 @@ def _phases(**changed):
     (lambda: tp.plan(MODEL, CLUSTER, batch=1, seq_len=8, costs=COSTS, slicing=[(1, 8.0)]), r"slicing\[0\] is \(1, 8.0\)"),
     (lambda: tp.CostModel.from_samples([(1, 0, 1.0), (2**40, 0, 2.0)]), "sample 1 is of 1.09951e.12 tokens: at most 16777216"),
     (lambda: tp.CostModel.from_measurements(_phases(F=[(2**40, 1, 0, 1.0)])), "ffn.F: sample 0 is of"),
-    (lambda: tp.CostModel.from_samples([(1, 0, 1.0), (2, 0, 5e-324)]), "sample 1 took .* s: at least 2.23e-308 would be right"),
+    (lambda: tp.CostModel.from_samples([(1, 0, 1.0), (2, 0, 5e-324)]), "sample 1 took .* s: at least 1e-100 would be right"),
     (lambda: tp.CostModel.from_measurements({"attention": {"F": [], 1.5: []}}), "'attention.1.5': one of F, I, W, or attention.R,"),
     (lambda: tp.Timeline.from_intervals([(0, [], 0, 0, 0, 0.0, 1.0), (0, "F", 0, 0, 0, 1.0, 2.0)]), "an interval has a list"),
     (lambda: tp.Timeline.from_intervals([(0, "F", 0, 0, 0, 0.0, 1.0), (0, "F", 0, 1, 0, 2.0, 1.5)]),
