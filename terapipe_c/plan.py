@@ -342,7 +342,8 @@ class Plan:
         idle = sum(told.values()) / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
         table = html_table(f"Plan {self.digest}", [
             ("ranks", f"{self.ranks}" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
-             + (f", {self.data_parallel} replicas" if self.data_parallel > 1 else "")),
+             + (f", {self.data_parallel} replicas" if self.data_parallel > 1 else "")
+             + (", the optimizer sharded" if self.shard_optimizer else "")),
             ("schedule", self.schedule), ("slices", format_slicing(self.slicing)),
             ("step", f"{human_seconds(self.step_time_s)} (bound {human_seconds(self.lower_bound_s)}, gap "
                      f"{human_gap(self.gap)})"),

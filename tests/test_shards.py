@@ -189,6 +189,7 @@ def test_a_plan_says_it_in_its_file_and_its_words():
     assert again == sharded and again.shard_optimizer and again.digest == sharded.digest != whole.digest and whole != sharded
     assert "shard_optimizer" not in whole.to_dict()                # of older packages
     assert "2 replicas of them, which shard the optimizer" in sharded.explain() and "shard" not in whole.explain()
+    assert "2 replicas, the optimizer sharded" in sharded._repr_html_() and "sharded" not in whole._repr_html_()
     one = planned(MODEL, 1, WAYS[0][0], batch=3, shard_optimizer=True)
     assert not one.shard_optimizer and one == planned(MODEL, 1, WAYS[0][0], batch=3)     # with nobody to share with
 
