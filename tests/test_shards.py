@@ -9,7 +9,7 @@ from test_replicas import DATA, MODEL, OPTIONS, UNTIED, planned, torchrun_gives,
 
 import terapipe_c as tp
 from terapipe_c import _core
-from terapipe_c.engine import RankEngine, gather_bytes, in_threads, init_params
+from terapipe_c.engine import RankEngine, gather_bytes, in_threads, init_params, rank_memory
 from terapipe_c.job import neighbours
 from terapipe_c.planning.bounds import bound_s, least_of_kinds, least_work_s, stages_bound_s
 from terapipe_c.planning.replicas import Replicas
@@ -262,3 +262,42 @@ def test_no_plan_is_faster_than_its_bounds(beside):
         each = bound_s(request, stages, chunks, replicas, least_work_s(request, request.share))
         cut = stages_bound_s(request, stages, chunks, replicas, least_of_kinds(request, request.share))
         assert 0 < each <= plan.step_time_s and 0 < cut <= plan.step_time_s, (stages, replicas, chunks, bandwidth)
+
+
+# Two ranks, whose parameters take most of the memory: with whole moments 16 bytes each, with those of a fifth 9.6.
+HEAVY = tp.GPTConfig(n_layer=3, n_head=4, n_embd=256, vocab_size=700, block_size=16, tie_weights=False)
+
+
+CUT = [(1, [16])] * 2
+
+
+def heavy(planner, memory_bytes, shards):
+    return tp.plan(HEAVY, tp.Cluster(num_devices=10, peak_flops=1e12), 10, 16, planner=planner, stages=2, schedule="1f1b", slicing=CUT,
+                   data_parallel=5, memory_bytes=memory_bytes, shard_optimizer=shards)
+
+
+def least_bytes():
+    """Of the fullest rank, over all partitions into two stages; by the engine, of the program that holds least."""
+    program = tp.schedules.one_f_one_b(2, len(CUT)).lower()
+    cuts = [[(0, k), (k, HEAVY.num_blocks)] for k in range(1, HEAVY.num_blocks)]
+    return min(max(rank_memory(HEAVY, cut, CUT, program, replicas=5, shards=True)) for cut in cuts)
+
+
+def test_what_a_refusal_says_is_the_least_that_shards_need():
+    with pytest.raises(tp.InfeasibleError) as refused:
+        heavy("terapipe", 1e6, True)
+    assert refused.value.memory_bytes == least_bytes()
+
+
+@pytest.mark.parametrize("planner", ["dapple", "pipedream", "piper", "bmpipe", "dawnpiper", "vpipe", "adapipe", "autopipe"])
+def test_the_papers_planners_know_what_shards_spare(planner):
+    """A plan for little more than the least, where whole moments have no room."""
+    limit = 1.25 * least_bytes()
+    with pytest.raises(tp.InfeasibleError):
+        heavy(planner, limit, False)
+    assert max(heavy(planner, limit, True).peak_memory_bytes) <= limit
+
+
+def test_no_planner_is_passed_over_for_moments_that_others_have():
+    """BMPipe was, in the least memory that has a plan, as if its stages had no room."""
+    assert "bmpipe" in dict(heavy("auto", least_bytes(), True).compared)

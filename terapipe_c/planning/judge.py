@@ -431,7 +431,7 @@ class Judge:
     def kept_bytes(self) -> int:
         """Bytes that training keeps of all parameters, on all ranks together, whatever the plan: value, gradient and two moments of
         each, or of these a replica's share, in fp32."""
-        return (8 + 8 // (self.replicas.count if self.replicas.shards else 1)) * self.model.num_params
+        return int(self.replicas.param_bytes * self.model.num_params)
 
     def too_small(self) -> bool:
         """Is there no room on all ranks together for what training keeps?"""

@@ -159,7 +159,9 @@ def _cannot_fit(q: _Question, limit: int) -> bool:
     if judge.costs.where.name != "cpu":
         return False
     # Values, gradients and two moments; but of a weight that the two ends share the embedding's stage has the values alone.
-    static = 4 * free.param_bytes if free.stages == 1 else 3 * free.updated_bytes + np.maximum(free.param_bytes, free.updated_bytes)
+    each = judge.replicas.param_bytes / 4
+    static = (each * free.param_bytes if free.stages == 1
+              else (each - 1) * free.updated_bytes + np.maximum(free.param_bytes, free.updated_bytes))
     kept = free.least_kept_bytes if q.name in SAVERS else free.activation_bytes
     held = free.held if free.schedule in AT_ONCE and not (q.name in SWAPPERS and free.host_Bps > 0) else (0,) * free.stages
     if judge.chunks > 1:

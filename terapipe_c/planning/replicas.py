@@ -82,6 +82,11 @@ class Replicas:
         return self.spared_param_s * (1 - 1 / self.members) if self.shards else 0.0
 
     @property
+    def param_bytes(self) -> float:
+        """Bytes that a rank keeps of a parameter that it updates, in fp32: value, gradient and two moments, or its part of these."""
+        return 8.0 + 8.0 / (self.members if self.shards else 1)
+
+    @property
     def lines(self) -> tuple[_Line, _Line, _Gather, _Gather, bool]:
         """For ``CostModel.judge``: of one copy of the model in each and of two the seconds of the sums (fixed, by parameter of a
         stage); the same of values that are gathered, and what an update is spared by parameter; whether sums go beside the work."""

@@ -440,7 +440,7 @@ class _Hunt:
         """``order`` on the most even of the partitions that need least memory of any rank."""
         judge, least, peak = self.judge, order, max(self.judge.peak_bytes(order))
         for _ in range(0 if self.partition is not None else _AGAIN if any(judge.savings.recompute) else 1):
-            low = min(16 * judge.model.num_params // judge.ranks, peak)
+            low = min(judge.kept_bytes // judge.ranks, peak)
             cut = judge.cut_least(least, low, peak)            # for the program (its R) of the stages before
             found = least if cut is None else judge.judge(order.schedule, cut, order.slicing, order.pending)
             if max(judge.peak_bytes(found)) >= peak:

@@ -119,7 +119,8 @@ class Task:
         for."""
         costs, model = self.judge.costs, self.judge.model
         updates, updated = updates_of(self.schedule, self.micro_batches), updated_of_kind(model)
-        work = self._ticks({kind: seconds + updates * costs.optimizer_param_s * updated[kind]
+        each = updates * (costs.optimizer_param_s - self.judge.replicas.spares_s)
+        work = self._ticks({kind: seconds + each * updated[kind]
                             for kind, seconds in kind_seconds(self.judge, self.slicing, "IW").items()})
         return np.asarray(work + np.where(self.given, self.recompute, 0.0))
 
@@ -158,7 +159,8 @@ class Task:
     @cached_property
     def _fixed(self) -> Float:
         sizes = block_bytes(self.judge.model, self.slicing)
-        fixed = {kind: float(size.static + size.gradient) for kind, size in sizes.items()}
+        updated, spared = updated_of_kind(self.judge.model), 16.0 - self.judge.replicas.param_bytes
+        fixed = {kind: float(size.static + size.gradient) - spared * updated.get(kind, 0) for kind, size in sizes.items()}
         room = {kind: float(size.activation - size.input) for kind, size in sizes.items()}     # to recompute one micro-batch's
         return np.asarray(self._per_block(fixed) + np.where(self.given, self._per_block(room), 0.0))
 
