@@ -272,8 +272,8 @@ CUT = [(1, [16])] * 2
 
 
 def heavy(planner, memory_bytes, shards):
-    return tp.plan(HEAVY, tp.Cluster(num_devices=10, peak_flops=1e12), 10, 16, planner=planner, stages=2, schedule="1f1b", slicing=CUT,
-                   data_parallel=5, memory_bytes=memory_bytes, shard_optimizer=shards)
+    return tp.plan(HEAVY, tp.Cluster(num_devices=10, peak_flops=1e12), 10, 16, planner=planner, stages=2, schedule="1f1b",
+                   slicing=CUT, data_parallel=5, memory_bytes=memory_bytes, shard_optimizer=shards)
 
 
 def least_bytes():
