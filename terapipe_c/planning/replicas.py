@@ -83,7 +83,7 @@ class Replicas:
 
     @property
     def param_bytes(self) -> float:
-        """Bytes that a rank keeps of a parameter that is its stage's, in fp32: value, gradient and two moments, or a part of these."""
+        """Bytes that a rank keeps of a parameter of its stage, in fp32: value, gradient and two moments, or a part of these."""
         return 8.0 + 8.0 / (self.members if self.shards else 1)
 
     @property
