@@ -367,3 +367,15 @@ def test_slice_by_slice_is_weighed_whatever_the_memory(ranks):
     less = tp.plan(model, cluster, **asked, memory_bytes=max(free.peak_memory_bytes) - 1)
     given = tp.plan(model, cluster, **asked, slicing=[(2, [2, 30])])
     assert free.step_time_s <= min(less.step_time_s, given.step_time_s)
+
+
+@pytest.mark.parametrize("seed", [8, 24])
+def test_a_plan_with_whole_backwards_may_be_cut_into_slices(seed):
+    """A descent cuts them so where that is faster. What looks for a better way to make blocks again judged the plan as one of whole
+    sequences and then had none that fits: "min() arg is an empty sequence"."""
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=8, vocab_size=69, block_size=32, bias=False, tie_weights=False)
+    table = np.random.default_rng(seed).integers(0, 30, (9, 9)) * 1e-9
+    plan = tp.plan(model, tp.Cluster(3), 1, 32, tp.CostModel.from_table(table, 2 * table, granularity=4), planner="terapipe",
+                   schedule="interleaved", recompute="ffn", granularity=2, memory_bytes=1485695)
+    assert "B" in plan.program.counts and len(plan.slicing[0][1]) == 2     # what the test is about
+    assert max(plan.peak_memory_bytes) <= 1485695 and plan.timeline().makespan_s == plan.step_time_s

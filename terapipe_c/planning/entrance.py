@@ -256,10 +256,9 @@ def _spared(judge: Judge, c: Candidate) -> Candidate:
     if not any(c.savings.recompute):
         return c
     kinds = {block.kind for block, flag in zip(judge.model.blocks, c.savings.recompute, strict=True) if flag}
-    ways = [c]
+    ways = [c]      # as it is: judged again, slices that a descent gave a plan with whole B would have I and W
     if judge.costs.where.keeps_keys and "attention" in kinds:  # of a planner's own choice, too
-        ways.append(c._replace(savings=c.savings._replace(at_once=not c.savings.at_once)))
-    ways = [judge.judge(*way[1:]) for way in ways]
+        ways.append(judge.judge(*c[1:-1], c.savings._replace(at_once=not c.savings.at_once)))
     for way in ways:                                           # and of what is added
         ways += judge.leaner(way)
     return min((way for way in ways if way == c or judge.fits(way, judge.limit)), key=key)
