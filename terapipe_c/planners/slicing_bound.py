@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
+from .. import _core, gpu_weights
 from ..config import KINDS, GPTConfig, brief, whole
 from ..cost import PHASES, CostModel
 from ..links import Links
@@ -102,13 +102,18 @@ def _size(
     whole_s = _seconds(costs, float(tokens), 0.0, batch)[:, :, 0]
     # Several sequences at once do all weight gradients, and the head, once a micro-batch (csrc/cost/cost.h).
     once = np.zeros((len(KINDS), len(PHASES)), bool)
+    made = first_made = whole_s[:, 2]
     if batch > 1:
         once[:, PHASES.index("W")] = once[KINDS.index("head")] = True
+    elif costs.backend == "cuda":       # whatever the sequences
+        once[:, PHASES.index("W")] = True
+        made, first_made = _on_gpu(costs, tokens, made)
     size = costs.element_bytes * model.n_embd * batch * S
     near, away = costs.latency_s + costs.byte_s * size, links.latency_s + links.byte_s * size
     sent, read = (byte_s * size for byte_s in costs.ends_byte_s)
     head, tail = np.zeros((ranks, n + 1)), np.zeros((ranks, n + 1))
-    back = np.where(once[:, 2, None], whole_s[:, 2, None], first[:, 2])
+    back = np.where(once[:, 2, None], first_made[:, None], first[:, 2])
+    whole_s = np.concatenate([whole_s[:, :2], made[:, None]], axis=1)
     tail[0] = blocks[0] @ back + over
     for r in range(1, ranks):
         message = over + (away if links.far and links.far[r - 1] else near)
@@ -139,6 +144,24 @@ def _seconds(costs: CostModel, S: Any, C: Any, batch: int) -> FloatArray:
     """float64 [kinds, phases, len(S)]."""
     rows = [[np.atleast_1d(costs.block_seconds(kind, phase, S, C, batch)) for phase in PHASES] for kind in KINDS]
     return np.array(rows, np.float64)
+
+
+def _on_gpu(costs: CostModel, tokens: int, at_once: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """[kinds] seconds at least of all W of one sequence, ``at_once`` or, where blocks are made again, in groups of rows but for the
+    head's; and of that with slice 0, which has what makes no group (``gpu_weights.seconds``)."""
+    groups, left = divmod(tokens, gpu_weights.GROUP)
+    if groups == 0:
+        return at_once, at_once
+    of_rows = _seconds(costs, gpu_weights.GROUP * np.arange(groups + 1.0), 0.0, 1)[:, 2]
+    with_left = _seconds(costs, left + gpu_weights.GROUP * np.arange(groups + 1.0), 0.0, 1)[:, 2]
+    least = np.zeros((len(KINDS), groups + 1))      # of so many whole groups
+    for n in range(1, groups + 1):
+        least[:, n] = (least[:, :n] + of_rows[:, n:0:-1]).min(axis=1)
+    from_left = slice(0 if left else 1, None)
+    all_s = (with_left + least[:, ::-1])[:, from_left].min(axis=1)
+    last_s = with_left[:, from_left].min(axis=1)
+    head = np.arange(len(KINDS)) == KINDS.index("head")
+    return np.where(head, at_once, all_s), np.where(head, at_once, last_s)
 
 
 def _by_table(costs: CostModel) -> bool:
