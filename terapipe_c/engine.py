@@ -163,6 +163,8 @@ class RankEngine:
 
     def load(self, params: Mapping[str, NDArray[Any]], moments: Mapping[str, Mapping[str, NDArray[Any]]] | None = None) -> None:
         """Take this rank's tensors out of params, and of moments {"exp_avg": .., "exp_avg_sq": ..} where given."""
+        if moments:
+            self._gathered = ""     # sharded ones come by way of the gradients' place (tp_stage_ops.import)
         for kind, arrays in {"params": params, **(moments or {})}.items():
             for stage, i, name in self._held:
                 if kind != "params" and (stage, name) in self._borrowed:

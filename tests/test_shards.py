@@ -162,6 +162,29 @@ def test_moments_are_gathered_before_they_are_read():
     assert any(array.any() for array in found["exp_avg_sq"].values())
 
 
+def test_moments_that_are_loaded_take_the_place_of_gathered_ones():
+    def first(engine, replica):
+        engine.run(tokens_of(replica), lr=0.1)
+        return engine.export("params"), {kind: engine.export(kind) for kind in ("exp_avg", "exp_avg_sq")}
+
+    params, moments = engines(False, first)[0]
+
+    def again(engine, replica):
+        engine.run(tokens_of(replica), lr=0.1)
+        engine.gather("exp_avg")
+        engine.load(params)                                        # which leaves gradients and moments as they are
+        kept = engine.export("exp_avg")
+        engine.load(params, moments)
+        with pytest.raises(RuntimeError, match="exp_avg is not gathered"):
+            engine.export("exp_avg")
+        engine.gather("exp_avg")
+        return kept, engine.export("exp_avg")
+
+    for found in engines(True, again)[0]:
+        assert found.keys() == moments["exp_avg"].keys()
+        assert all((found[name] == moments["exp_avg"][name]).all() for name in found)
+
+
 def test_what_is_wrong_is_said():
     def alone(engine, replica):
         with pytest.raises(ValueError, match="moments are not sharded: each replica has all"):
