@@ -44,6 +44,9 @@ MEGATRON = {                 # its flags, and one of nanoGPT's: ours, or why the
     "--micro-batch-size": "a plan chooses its micro-batches, --slicing gives them",
     "--num-layers-per-virtual-pipeline-stage": "say by --chunks how many stages a rank has",
     "--num-virtual-stages-per-pipeline-rank": "--chunks", "--use-distributed-optimizer": "--shard-optimizer",
+    "--overlap-grad-reduce": "--sums-beside", "--disable-bias-linear": "--no-bias",
+    "--untie-embeddings-and-output-weights": "--untied", "--optimizer": "the optimizer is AdamW",
+    "--zero-stage": "ZeRO's first stage is --shard-optimizer, and there are no others",     # Megatron-DeepSpeed's
 }
 MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 
@@ -93,6 +96,10 @@ class _Parser(argparse.ArgumentParser):
         flags = {flag.lstrip("-"): flag for flag in self._option_string_actions}
         if right not in self._option_string_actions:
             right = next((flags[near] for near in get_close_matches(slip.lstrip("-"), flags, 1, ALIKE)), "")
+            # --no-fast and --fast, or --tied and --untied, are as alike as slips are, and say the opposite
+            denied = [name.startswith(("--no", "--un")) for name in (slip, right)]
+            if right and denied[0] != denied[1] and self._option_string_actions[right].nargs == 0:
+                return f"; for {slip} leaving {right} out would be right"
         return f"; for {slip} {right} would be right" if right else ""
 
 
@@ -268,7 +275,8 @@ def plan_flags(p: argparse.ArgumentParser, planner: bool = True) -> None:
                        help="auto (default), gpipe, 1f1b, seq1f1b, interleaved, looped-bfs, ... (hanayo: in an order of ours)")
     group.add_argument("--chunks", type=int, help="stages of a rank")
     group.add_argument("--data-parallel", type=int, help="replicas of the pipeline (`train --fast` runs them)")
-    group.add_argument("--shard-optimizer", action="store_true", default=None, help="each has AdamW's moments of a part alone")
+    group.add_argument("--shard-optimizer", action="store_true", default=None,
+                       help="each replica has AdamW's moments of a part alone")
     group.add_argument(
         "--executable", type=_yes_no, metavar="yes|no", help="only plans that this engine runs, or any (default: see tp.plan)"
     )

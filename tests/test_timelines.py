@@ -111,6 +111,15 @@ def test_activations_of_a_program_in_ragged_slices_are_told_and_of_a_plan_its_by
     ("plan --batch_size=8", "terapipe plan", "--batch_size=8; for --batch_size --batch would be right"),     # nanoGPT's
     ("plan --num-layers-per-virtual-pipeline-stage 2", "terapipe plan",
      "--num-layers-per-virtual-pipeline-stage 2; say by --chunks how many stages a rank has"),
+    ("plan --no-shard-optimizer", "terapipe plan",      # which were told that the opposite would be right
+     "--no-shard-optimizer; for --no-shard-optimizer leaving --shard-optimizer out would be right"),
+    ("plan --bias", "terapipe plan", "--bias; for --bias leaving --no-bias out would be right"),
+    ("plan --tied", "terapipe plan", "--tied; for --tied leaving --untied out would be right"),
+    ("plan --nobias", "terapipe plan", "--nobias; for --nobias --no-bias would be right"),
+    ("plan --optimizer adam", "terapipe plan", "--optimizer adam; the optimizer is AdamW"),     # and not --shard-optimizer
+    ("plan --zero-stage=1", "terapipe plan", "--zero-stage=1; ZeRO's first stage is --shard-optimizer, and there are no others"),
+    ("plan --overlap-grad-reduce", "terapipe plan",
+     "--overlap-grad-reduce; for --overlap-grad-reduce --sums-beside would be right"),
     ("plan --pp 2", "terapipe plan", "--pp 2"),     # which was told that --help would be right
     ("--shedule simulate --schedule gpipe", "terapipe", "--shedule"),
     ("--shedule", "terapipe", "--shedule"),     # before what is missing (a command, --out) and a number that is none
