@@ -120,9 +120,12 @@ class Comparison:
         lines = [f"{row.planner}: no plan: {row.error}" for row in self.rows if row.plan is None]
         lines += [f"{row.planner}: hanayo's placement is its authors', its order is ours: theirs was not found"
                   for row in self.rows if row.plan is not None and row.plan.schedule == "hanayo"]
+        restricted: dict[str, list[str]] = {}      # one line for those that say the same: all of them do where there are replicas
         for row in self.rows:
             if row.plan is not None and not row.plan.executable:
-                lines.append(f"{row.planner}: {restriction(row.plan)}: {row.plan.why_not_executable}")
+                restricted.setdefault(f"{restriction(row.plan)}: {row.plan.why_not_executable}", []).append(row.planner)
+        lines += [f"{', '.join(planners)}: {why}" for why, planners in restricted.items()]
+        for row in self.rows:
             if row.plan is not None and row.plan.search_log:
                 lines += [f"{row.planner}: {line}" for line in row.plan.search_log]
         return lines

@@ -131,6 +131,12 @@ def test_the_picture_says_what_does_not_run_as_it_is():
         assert "F forward" in words and "work" in words
 
 
+def test_what_all_planners_would_say_is_said_once():
+    options = {"planners": ["uniform", "autopipe", "dapple"], "stages": 2, "data_parallel": 2}
+    notes = tp.compare(MODEL, CLUSTER, 4, 32, **options).notes()
+    assert [note.partition(": ")[0] for note in notes if "reproducibly" in note] == ["uniform, autopipe, dapple"]
+
+
 def test_a_planner_without_a_plan_says_why():
     with pytest.raises(tp.InfeasibleError) as refused:
         tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, planner="uniform", stages=3, memory_bytes=1)
