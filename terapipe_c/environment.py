@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import _core
-from .config import one_of
+from .config import brief, one_of
 
 __all__ = ["LAUNCHERS", "Place", "find_place"]
 
@@ -72,16 +72,26 @@ def find_place(environ: Mapping[str, str], launcher: str | None = None) -> Place
     if not 0 <= rank < ranks:
         raise _core.InvalidValueError(f"{one.rank} is {rank} and {one.ranks} {ranks}: a rank from 0 to one less than all would be "
                                       "right")
-    local = _whole(environ, one.local_rank, one) if one.local_rank in environ else 0
+    local, local_ranks = _on_this_machine(environ, name, one, ranks)
     host = _host(environ, name, one, ranks)
     port, ports = _port(environ, name, one)
-    return Place(name, rank, ranks, local, host, port, ports, _token(environ, one), _local_ranks(environ, name, one, ranks))
+    return Place(name, rank, ranks, local, host, port, ports, _token(environ, one), local_ranks)
 
 
-def _local_ranks(environ: Mapping[str, str], name: str, one: _Launcher, ranks: int) -> int:
-    """Of srun's the number is what was asked for at most (sbatch's manual)."""
-    said = environ.get(one.local_ranks, "")
-    return int(said) if name != "srun" and said.isdecimal() and 1 <= int(said) <= ranks else 1
+def _on_this_machine(environ: Mapping[str, str], name: str, one: _Launcher, ranks: int) -> tuple[int, int]:
+    """The local rank, and how many there are at least. Of srun's the latter is what was asked for at most (sbatch's manual), which
+    an srun within that job need not keep to."""
+    local = _whole(environ, one.local_rank, one) if one.local_rank in environ else 0
+    local_ranks = _whole(environ, one.local_ranks, one) if environ.get(one.local_ranks) else None
+    if local_ranks is not None and (local_ranks < 1 or name != "srun" and local_ranks > ranks):
+        raise _core.InvalidValueError(f"{one.local_ranks} is {local_ranks} and {one.ranks} {ranks}: "
+                                      f"{'at least 1' if name == 'srun' else '1 to as many as all'} would be right")
+    of, most = (one.local_ranks, local_ranks) if local_ranks is not None and name != "srun" else (one.ranks, ranks)
+    known = of == one.local_ranks
+    if not 0 <= local < most:
+        raise _core.InvalidValueError(f"{one.local_rank} is {local} and {of} {most}: a rank from 0 to one less than all "
+                                      f"{'of this machine ' if known else ''}would be right")
+    return local, most if known else 1
 
 
 def _pmi_is_slurms(environ: Mapping[str, str]) -> bool:
@@ -94,10 +104,9 @@ def _pmi_is_slurms(environ: Mapping[str, str]) -> bool:
 def _whole(environ: Mapping[str, str], variable: str, one: _Launcher) -> int:
     if variable not in environ:
         raise _core.InvalidValueError(f"{variable} is not set: {one.names} sets it ({one.start})")
-    try:
-        return int(environ[variable])
-    except ValueError:
-        raise _core.InvalidValueError(f"{variable} is {environ[variable]!r}: a whole number would be right") from None
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", environ[variable]):
+        raise _core.InvalidValueError(f"{variable} is {brief(environ[variable])}: a whole number would be right")
+    return int(environ[variable])
 
 
 def _host(environ: Mapping[str, str], name: str, one: _Launcher, ranks: int) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from . import _core, cuda, mpi
 from .backend import own_gpu
 from .checkpoint import STATE_FILE, verify_checkpoint
-from .config import one_of
+from .config import one_of, real, timeout
 from .device_comm import KINDS, kind_of, message_bytes
 from .environment import Place, find_place
 from .job import (
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 __all__ = ["RankRun", "train"]
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+MEETING_S = 60.0
 SEEN_S = 5.0  # how long a shared file system may take to show a new file to another machine
 
 
 def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher: str | None = None, comm: str | None = None,
-          meeting_s: float = 60.0, progress: bool | None = None, **options: Any) -> RankRun:
+          meeting_s: float | None = None, progress: bool | None = None, **options: Any) -> RankRun:
     """Train `plan` as the rank that the environment says this process is; returns when the last step is done, on every rank.
 
     Args:
@@ -61,7 +62,8 @@ def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher:
             that MPI's. None: what TERAPIPE_COMM says, else "tcp". The results are the same bits; ranks meet, and are ended when one
             fails, over TCP with either. MPI is initialised if nobody has done so and then finalised when Python ends; no other
             thread may use it meanwhile, unless it was initialised with MPI_THREAD_MULTIPLE.
-        meeting_s: how long the ranks wait for each other at the beginning, and for the name of rank 0's host to be known.
+        meeting_s: how long the ranks wait for each other at the beginning, and for the name of rank 0's host to be known. None: a
+            minute, or `timeout_s` where that is less and not 0.
         progress: as in `launch`, shown by rank 0.
         options: all others of `launch` but `processes`. `out` and the checkpoints in it must be seen by every rank: on several
             machines, a shared file system.
@@ -77,6 +79,8 @@ def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher:
     arguments = _arguments(plan, data, steps, backend, options)
     check_plan(plan)
     transport = _transport(comm, backend)
+    timeout_s = timeout("timeout_s", arguments["timeout_s"])
+    meeting_s = min(MEETING_S, timeout_s or MEETING_S) if meeting_s is None else real("meeting_s", meeting_s)
     place = find_place(os.environ, launcher)
     replicas = replicas_of(plan)
     ranks, copies = plan.ranks * replicas, copies_of(plan)
@@ -85,8 +89,7 @@ def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher:
                                       f"{ranks} ranks, or a plan for {place.ranks} devices, would be right")
     region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, largest_gather(plan.model), False)
     with Watch(region, place, gpu=backend == "cuda"):
-        control = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas, copies,
-                       hosts_of(plan))
+        control = meet(place, region, plan.model, plan.digest, meeting_s, timeout_s, replicas, copies, hosts_of(plan))
         return _Rank(plan, place, region, control, progress, transport).run(arguments)
 
 

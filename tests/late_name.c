@@ -1,8 +1,10 @@
-/* Preloaded, it knows no address of the host "rank0.late" when it is asked first; then that of this machine. */
+/* Preloaded, it knows no address of the host "rank0.late" when it is asked first; then that of this machine. Of "rank0.mute"
+ * nobody says anything, as where whoever serves names is not there. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>
 #include <string.h>
+#include <unistd.h>
 
 int
 getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out)
@@ -15,5 +17,7 @@ getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
             return EAI_NONAME;
         host = "127.0.0.1";
     }
+    while (host != NULL && strcmp(host, "rank0.mute") == 0)
+        pause();
     return real(host, service, hints, out);
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from test_train import begin, close, meeting, mpich, plans  # noqa: F401
+from test_train import begin, close, meeting, mpich, plans, told  # noqa: F401
 
 from terapipe_c import _core
 from terapipe_c.job import neighbours
@@ -99,10 +99,16 @@ def test_a_machine_that_vanishes_is_noticed_while_something_is_on_its_way_to_it(
         assert kind == "AbortedError" and f"rank {rank} was ended because rank " in text and "does not answer" in text, ends
 
 
-def test_a_name_may_get_its_address_while_ranks_wait(tmp_path):
-    """Containers start in any order, and what serves their names knows one when it is ready: the others' ranks ended at once."""
-    shim = tmp_path / "late_name.so"
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """The environment in which "rank0.late" and "rank0.mute" are names of hosts (late_name.c)."""
+    shim = tmp_path_factory.mktemp("names") / "late_name.so"
     subprocess.run(["gcc", "-shared", "-fPIC", str(Path(__file__).with_name("late_name.c")), "-o", str(shim), "-ldl"], check=True)
+    return {"LD_PRELOAD": str(shim)}
+
+
+def test_a_name_may_get_its_address_while_ranks_wait(names):
+    """Containers start in any order, and what serves their names knows one when it is ready: the others' ranks ended at once."""
     code = f"""if True:
         import sys
         from terapipe_c import _core
@@ -112,10 +118,33 @@ def test_a_name_may_get_its_address_while_ranks_wait(tmp_path):
         print(comm.allgather(b"%d" % rank).decode())
         comm.close()
     """
-    ranks = [subprocess.Popen([sys.executable, "-P", "-c", code, str(rank)], env={**os.environ, "LD_PRELOAD": str(shim)},
+    ranks = [subprocess.Popen([sys.executable, "-P", "-c", code, str(rank)], env={**os.environ, **names},
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]
     said = [rank.communicate(timeout=60) for rank in ranks]
     assert [out for out, _ in said] == ["01\n"] * 2, said
+
+
+@pytest.mark.parametrize(("host", "why"), [("rank0.mute", "who serves names has not said what address that is"),
+                                           ("no.such.host.invalid", "")])
+def test_a_name_that_nobody_knows_ends_a_run_by_its_own_deadline(plans, names, host, why):  # noqa: F811
+    """A minute was waited for it whatever timeout_s said, and beyond while the resolver waited."""
+    _, files, data = plans
+    place = {**mpich(1, 2, free_port()), **names, "MASTER_ADDR": host}
+    ended = told(begin(files[2], data, 1, place, timeout_s=0.5, meeting_s=None))
+    assert ended["error"] == "DeadlineError", ended
+    assert f"rank 1 did not reach rank 0 at {host}:" in ended["text"] and f" within 0.5 s: {why}" in ended["text"]
+    assert ended["text"].endswith("; in MASTER_ADDR, an address or a name that this machine knows would be right")
+
+
+def test_ctrl_c_ends_the_wait_for_a_name(plans, names):  # noqa: F811
+    """It was heard when the resolver had answered."""
+    _, files, data = plans
+    child = begin(files[2], data, 1, {**mpich(1, 2, free_port()), **names, "MASTER_ADDR": "rank0.mute"}, meeting_s=1000)
+    time.sleep(1.0)
+    while child.poll() is None:
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert "KeyboardInterrupt" in json.dumps(told(child))
 
 
 @needs_networks

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/comm/host.h"
 #include "csrc/comm/parting.h"
 #include "csrc/comm/socket.h"
 
@@ -407,30 +408,44 @@ call_and_greet(const meeting *m, const struct addrinfo *address, int port, const
 
 /* A name may get its address, or another one, while we wait: where containers start, as their first one does. */
 static tp_status
-call_rank_0(meeting *m)
+try_rank_0(const meeting *m, tp_host **asked, struct addrinfo **addresses, const char **why)
 {
-    struct addrinfo *addresses = NULL;
-    const char *why = NULL;
-    int fd = -1;
-    for (int64_t look_again = 0; fd < 0;) {
-        if (tp_clock_ns() >= look_again) {
-            tp_socket_look_up(m->config->host, &addresses, &why);
-            look_again = tp_clock_ns() + (addresses == NULL ? SECOND : 10 * SECOND);
+    int *fd = &m->links->control[0];
+    for (int64_t look_again = 0; *fd < 0;) {
+        if (*asked == NULL && tp_clock_ns() >= look_again)
+            TP_TRY(tp_host_ask(m->config->host, asked));
+        int64_t until = *addresses == NULL ? sooner(m->deadline, tp_clock_ns() + TICK_NS) : 0;
+        if (*asked != NULL && tp_host_answer(*asked, until, addresses, why)) {
+            *asked = NULL;
+            look_again = tp_clock_ns() + (*addresses == NULL ? SECOND : 10 * SECOND);
         }
-        for (int port = m->config->port; fd < 0 && port < m->config->port + m->config->ports; port++)
-            for (const struct addrinfo *a = addresses; fd < 0 && a != NULL; a = a->ai_next)
-                fd = call_and_greet(m, a, port, &why);
-        if (fd >= 0 || is_on(m) != TP_OK || tp_clock_ns() + RETRY_NS > m->deadline)
+        for (int port = m->config->port; *fd < 0 && port < m->config->port + m->config->ports; port++)
+            for (const struct addrinfo *a = *addresses; *fd < 0 && a != NULL; a = a->ai_next)
+                *fd = call_and_greet(m, a, port, why);
+        if (*fd >= 0 || is_on(m) != TP_OK || tp_clock_ns() + RETRY_NS > m->deadline)
             break;
         tp_clock_sleep_until(tp_clock_ns() + RETRY_NS);
     }
-    if (addresses != NULL)
+    return is_on(m);
+}
+
+static tp_status
+call_rank_0(meeting *m)
+{
+    const tp_tcp_config *config = m->config;
+    struct addrinfo *addresses = NULL;
+    tp_host *asked = NULL;
+    const char *why = "who serves names has not said what address that is";
+    tp_status status = try_rank_0(m, &asked, &addresses, &why);
+    int known = addresses != NULL;
+    tp_host_forget(asked);
+    if (known)
         freeaddrinfo(addresses);
-    TP_TRY(is_on(m));
-    if (fd < 0)
-        return tp_fail(TP_ETIMEOUT, "rank %d did not reach rank 0 at %s:%d within %.3g s: %s", m->config->rank,
-                       m->config->host, m->config->port, (double)m->config->meeting_ns * 1e-9, why);
-    m->links->control[0] = fd;
+    TP_TRY(status);
+    if (m->links->control[0] < 0)
+        return tp_fail(TP_ETIMEOUT, "rank %d did not reach rank 0 at %s:%d within %.3g s: %s%s", config->rank, config->host,
+                       config->port, (double)config->meeting_ns * 1e-9, why,
+                       known ? "" : "; in MASTER_ADDR, an address or a name that this machine knows would be right");
     return TP_OK;
 }
 

@@ -67,19 +67,6 @@ tp_socket_read(int fd, void *data, size_t bytes, int64_t deadline_ns)
     return 0;
 }
 
-void
-tp_socket_look_up(const char *host, struct addrinfo **addresses, const char **why)
-{
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
-    int failure = getaddrinfo(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, NULL, &hints, &found);
-    if (failure == 0) {
-        if (*addresses != NULL)
-            freeaddrinfo(*addresses);
-        *addresses = found;
-    } else if (*addresses == NULL)
-        *why = failure == EAI_SYSTEM ? strerror(errno) : gai_strerror(failure);
-}
-
 /* The family of addresses of a host that means this machine alone, else 0. Of IPv4 all 127.x.y.z do: Debian gives a machine's own
  * name 127.0.1.1. */
 static int

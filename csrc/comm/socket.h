@@ -2,7 +2,6 @@
 #ifndef TP_COMM_SOCKET_H
 #define TP_COMM_SOCKET_H
 
-#include <netdb.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
@@ -17,10 +16,6 @@ tp_socket_read(int fd, void *data, size_t bytes, int64_t deadline_ns);
 int
 tp_socket_ms(int64_t deadline_ns);
 
-/* Addresses of the host for TCP as they are now, in place of *addresses (NULL: the first time), ended by freeaddrinfo. Where none
- * are known, those stay that were; *why there never were any. */
-void
-tp_socket_look_up(const char *host, struct addrinfo **addresses, const char **why);
 /* Listen at the first free one of so many ports (port 0: any): where the host is an address, or "localhost", that means this
  * machine alone, at that, so that nothing is opened to the network; else on all its interfaces. *found is the port. EIO. */
 TP_MUST_USE tp_status
