@@ -125,9 +125,11 @@ class Comparison:
             if row.plan is not None and not row.plan.executable:
                 restricted.setdefault(f"{restriction(row.plan)}: {row.plan.why_not_executable}", []).append(row.planner)
         lines += [f"{', '.join(planners)}: {why}" for why, planners in restricted.items()]
+        searched: dict[str, list[str]] = {}
         for row in self.rows:
-            if row.plan is not None and row.plan.search_log:
-                lines += [f"{row.planner}: {line}" for line in row.plan.search_log]
+            for line in row.plan.search_log if row.plan is not None else ():
+                searched.setdefault(line, []).append(row.planner)
+        lines += [f"{', '.join(dict.fromkeys(planners))}: {line}" for line, planners in searched.items()]
         return lines
 
     def __repr__(self) -> str:

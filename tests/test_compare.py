@@ -135,6 +135,9 @@ def test_what_all_planners_would_say_is_said_once():
     options = {"planners": ["uniform", "autopipe", "dapple"], "stages": 2, "data_parallel": 2}
     notes = tp.compare(MODEL, CLUSTER, 4, 32, **options).notes()
     assert [note.partition(": ")[0] for note in notes if "reproducibly" in note] == ["uniform, autopipe, dapple"]
+    options = {"planners": ["uniform", "dapple", "auto"], "stages": 4, "schedule": "1f1b", "shard_optimizer": True}
+    notes = tp.compare(MODEL, CLUSTER, 4, 32, **options).notes()
+    assert [note.partition(": ")[0] for note in notes if "nobody to share moments with" in note] == ["uniform, dapple, auto"]
 
 
 def test_a_planner_without_a_plan_says_why():

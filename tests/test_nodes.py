@@ -370,3 +370,39 @@ def test_what_the_engine_takes_no_largest_micro_batch_of(change, said):
         tp.max_batch(model, **{**given, **change})
     with pytest.raises(tp.InvalidTypeError, match="a GPTConfig as model"):
         tp.max_batch(model.nodes(), **given)
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_the_largest_micro_batch_of_replicas_is_what_tp_plan_fits(shards):
+    """It knew of one replica alone, whose moments leave less room."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=64, block_size=16)
+    cluster = tp.Cluster(num_devices=6, peak_flops=1e12)
+    asked = dict(planner="uniform", schedule="1f1b", stages=2, data_parallel=3, shard_optimizer=shards)
+    needs = []
+    for batch in (5, 6):
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, cluster, 3 * 2 * batch, 12, memory_bytes=1, slicing=[(batch, [12])] * 2, **asked)
+        needs.append(refused.value.memory_bytes)
+    given = {**asked, "micro_batches": 2, "seq_len": 12, "cluster": cluster, "executable": True}
+    for memory, wanted in ((needs[0], 5), (needs[1] - 1, 5), (needs[1], 6)):
+        got = tp.max_batch(model, memory_bytes=memory, **given)
+        same = tp.plan(model, cluster, 3 * 2 * wanted, 12, memory_bytes=memory, slicing=[(wanted, [12])] * 2, **asked)
+        assert got.batch == wanted and got.plan == same and got.plan.peak_memory_bytes == same.peak_memory_bytes
+        assert (got.plan.data_parallel, got.plan.shard_optimizer, got.plan.batch) == (3, shards, 6 * wanted)
+        assert got.samples_per_s == 6 * wanted / got.plan.step_time_s
+    assert max(got.plan.peak_memory_bytes) == needs[1]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (dict(executable=False, data_parallel=2), "data_parallel is 2 and executable False: .* executable=True"),
+    (dict(executable=False, shard_optimizer=True), "shard_optimizer is True and executable False"),
+    (dict(data_parallel=0), "data_parallel is 0"), (dict(data_parallel="two"), "data_parallel is 'two'"),
+    (dict(data_parallel=2), "stages is 2 and data_parallel 2: the cluster has 3"),
+    (dict(shard_optimizer="no"), "shard_optimizer is 'no': True or False")])
+def test_what_replicas_have_no_largest_micro_batch_of(change, said):
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16)
+    given = dict(stages=2, memory_bytes=1e9, planner="dawnpiper", seq_len=8)
+    if change.get("executable") is not False:
+        given |= dict(cluster=tp.Cluster(num_devices=3, peak_flops=1e12), executable=True)
+    with pytest.raises((tp.InvalidValueError, tp.InvalidTypeError), match=said):
+        tp.max_batch(model, **{**given, **change})

@@ -214,7 +214,11 @@ def test_a_plan_says_it_in_its_file_and_its_words():
     assert "2 replicas of them, which shard the optimizer" in sharded.explain() and "shard" not in whole.explain()
     assert "2 replicas, the optimizer sharded" in sharded._repr_html_() and "sharded" not in whole._repr_html_()
     one = planned(MODEL, 1, WAYS[0][0], batch=3, shard_optimizer=True)
-    assert not one.shard_optimizer and one == planned(MODEL, 1, WAYS[0][0], batch=3)     # with nobody to share with
+    without = planned(MODEL, 1, WAYS[0][0], batch=3)
+    assert not one.shard_optimizer and one == without             # with nobody to share with, which the reader is told
+    told = "shard_optimizer: one replica with one copy of the model has nobody to share moments with"
+    assert told in one.explain() and told not in without.explain() and told not in sharded.explain()
+    assert told in tp.Plan.from_dict(one.to_dict()).explain()
 
 
 def test_megatron_s_flag():

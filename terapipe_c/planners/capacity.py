@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
-from ..config import Cluster, GPTConfig, html_table, one_of, whole
+from ..config import Cluster, GPTConfig, brief, html_table, one_of, whole
 from .answer import Answer
 from .arguments import flag, integer
 from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
@@ -40,7 +40,7 @@ class MaxBatch(Answer):
         if isinstance(self.plan, DawnPiperPlan):
             micros = 1 if self.plan.schedule == "pipedream" else self.plan.micro_batches
         else:
-            micros = len(self.plan.slicing)
+            micros = len(self.plan.slicing) * self.plan.data_parallel
         return self.batch * micros / self.plan.step_time_s if self.plan.step_time_s > 0.0 else float("inf")
 
     def __int__(self) -> int:
@@ -111,7 +111,8 @@ def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
 
 
 def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, planner: Any, costs: Any,
-              seq_len: int | None, cluster: Any, others: Mapping[str, Any]) -> tuple[Callable[[int], Plan], int]:
+              seq_len: int | None, cluster: Any, data_parallel: Any, shard_optimizer: Any,
+              others: Mapping[str, Any]) -> tuple[Callable[[int], Plan], int]:
     """(A function from a micro-batch's size to ``tp.plan``'s plan for the engine, the largest size that tp.plan takes.)"""
     from ..planning.entrance import made
     from ..planning.request import check_request, most_batch
@@ -124,17 +125,21 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
                                     "and take links and swaps from the cluster; without it would be right")
     stages = whole("stages", stages)
     micros = stages if micro_batches is None else whole("micro_batches", integer(micro_batches, "micro_batches"), 1, 65536)
+    replicas = 1 if data_parallel is None else whole("data_parallel", data_parallel)
     length = model.block_size if seq_len is None else seq_len
 
     def plan_at(batch: int) -> Plan:
         start = time.perf_counter()
-        request = check_request(model, cluster, batch * micros, length, costs, planner=planner, schedule=schedule, stages=stages,
-                                memory_bytes=memory_bytes, slicing=[(batch, [length])] * micros, executable=True,
-                                data_parallel=None, tensor_parallel=None, chunks=None, granularity=None, partition=None,
-                                time_limit_s=None)  # fmt: skip
-        return made(request, False, start)
+        request = check_request(model, cluster, batch * micros * replicas, length, costs, planner=planner, schedule=schedule, stages=stages,
+                                memory_bytes=memory_bytes, slicing=[(batch, [length])] * micros, executable=replicas == 1,
+                                data_parallel=data_parallel, tensor_parallel=None, chunks=None, granularity=None,
+                                partition=None, time_limit_s=None, shard_optimizer=shard_optimizer)  # fmt: skip
+        plan = made(request, False, start)
+        if plan.why_not_at_all:             # of replicas tp.plan takes no executable=True: theirs are not the bits of one device
+            raise InvalidValueError(plan.why_not_at_all)
+        return plan
 
-    return plan_at, max(1, most_batch(cluster) // micros)
+    return plan_at, max(1, most_batch(cluster) // (micros * replicas))
 
 
 def _largest(fit: Callable[[int], Any], most: int) -> tuple[int, Any, int]:
@@ -168,7 +173,8 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
               schedule: str = "1f1b", swap_bandwidth_Bps: float = 0.0, *, planner: str | Planner = "dawnpiper",
               optimise_memory: bool | None = None, mode: str = "physical", link_bandwidth_Bps: float | None = None,
               most: int = 1 << 20, costs: Any = None, seq_len: int | None = None, cluster: Any = None,
-              executable: bool = False) -> MaxBatch:  # fmt: skip
+              executable: bool = False, data_parallel: int | None = None,
+              shard_optimizer: bool | None = None) -> MaxBatch:  # fmt: skip
     """The largest micro-batch that a planner fits into ``memory_bytes`` a stage, by doubling and then bisection.
 
     Bytes are those of the nodes, each of which may be recomputed or swapped alone: DawnPiper's account, which its tables compare.
@@ -189,6 +195,9 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
             ``schedule`` of its schedules; a GPTConfig with its cluster (links and swaps are the cluster's); whole sequences;
             ``result.plan`` is a tp.Plan, ready for ``launch``. Measured costs end it where they end, and so does
             tp.plan's limit of 65536 sequences a step for each device (2^31 - 1 in all).
+        data_parallel, shard_optimizer: with executable=True, as of ``tp.plan``: replicas, each of ``micro_batches`` such, and
+            whether they share AdamW's moments, which leaves room for larger ones; ``launch(..., reproducible=False)`` runs
+            several. None: one replica, False.
 
     tp.InfeasibleError if not even one sample fits. A planner that is not exact may fit b + 1 where it fails at b: the
     answer is then some b that fits with b + 1 that does not.
@@ -200,10 +209,15 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
 
         others = {"optimise_memory": optimise, "swap_bandwidth_Bps": swap_bandwidth_Bps or None,
                   "mode": None if mode == "physical" else mode, "link_bandwidth_Bps": link_bandwidth_Bps}  # fmt: skip
-        plan_at, large = _plans_at(model, stages, memory_bytes, micro_batches, schedule, planner, costs, seq_len, cluster, others)
+        plan_at, large = _plans_at(model, stages, memory_bytes, micro_batches, schedule, planner, costs, seq_len, cluster,
+                                   data_parallel, shard_optimizer, others)
         batch, plan, tried = _largest(plan_at, min(limit, large, getattr(costs, "known_batch", limit)))
         tell_of_costs(plan.cluster, plan.seq_len, costs)    # once, not of each batch
         return MaxBatch(batch, plan, plan.planner, tried)
+    for given, value in (("data_parallel", data_parallel), ("shard_optimizer", shard_optimizer)):
+        if value is not None:
+            raise InvalidValueError(f"{given} is {brief(value)} and executable False: nodes' bytes are of one replica, so "
+                                    "executable=True, with a GPTConfig and its cluster, would be right, or no such argument")
     name, plan_of = _planner(planner, optimise)
     nodes_at = _at_batch(model, costs=costs, seq_len=seq_len, cluster=cluster)
 

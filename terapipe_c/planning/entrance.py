@@ -25,6 +25,7 @@ from .deadline import late, limited, within, without
 from .joint import plan_jointly
 from .judge import Candidate, Judge, pace
 from .partitioners import Found, plan_one
+from .replicas import ALONE
 from .request import BOTH_WAYS, Request, check_request
 from .singles import at_once
 
@@ -164,7 +165,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         shard_optimizer: True: each of several replicas (or copies of the model, chimera's) has AdamW's moments of a part of its
             stages' parameters, updates these alone, and gathers the others' new values, in place of their gradients (ZeRO's first
             stage, Megatron-LM's distributed optimizer): the same bits, 8 (1 - 1 / replicas) bytes a parameter less, and no more
-            bytes sent. ``sums_beside`` then hides half as much: values are gathered behind the update. None: False.
+            bytes sent. ``sums_beside`` then hides half as much: values are gathered behind the update. None: False. With one
+            replica there is nothing to share: the plan's search log says so, and its ``shard_optimizer`` is False.
         progress: None: where the auto planner takes more than two seconds, a line on a terminal or in a notebook says what it is
             at, and is gone when it ends; False: silence.
 
@@ -271,6 +273,9 @@ def _finished(request: Request, found: Found, log: Sequence[str], start: float) 
     durations = judge.full_durations(c, program)
     program.check()
     line = program.simulate(durations)
+    alone = judge.replicas.count * program.copies == 1
+    if judge.replicas.shards and alone:     # no error: Megatron takes --use-distributed-optimizer with one replica
+        log = [*log, ALONE]
     return Plan(
         model=model, cluster=request.cluster, batch=request.batch, seq_len=request.seq_len, planner=request.planner,
         schedule=c.schedule, ranks=judge.ranks, chunks=judge.chunks, stages=list(c.partition),
@@ -282,6 +287,6 @@ def _finished(request: Request, found: Found, log: Sequence[str], start: float) 
         backend=judge.costs.backend, dtype=judge.costs.dtype, device=judge.costs.device, reproducible=judge.costs.reproducible,
         cost_source=_source(request),
         granularity=request.unit, data_parallel=judge.replicas.count, search_log=list(log),
-        shard_optimizer=judge.replicas.shards and judge.replicas.count * program.copies > 1,
+        shard_optimizer=judge.replicas.shards and not alone,
         recompute=list(c.savings.recompute or [False] * model.num_blocks),
         swap=list(c.savings.swap or [0] * model.num_blocks), planning_time_s=time.perf_counter() - start)

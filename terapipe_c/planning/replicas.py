@@ -16,6 +16,7 @@ from ..cost import CostModel
 from ..partition import block_params, updated_params
 from ..schedule import BESIDE, GATHER, LAST, SUM
 
+ALONE = "shard_optimizer: one replica with one copy of the model has nobody to share moments with, so each rank has all of its own"
 Cut = tuple[tuple[int, int], ...]
 _Line = tuple[float, float]
 _Gather = tuple[float, float, float]
