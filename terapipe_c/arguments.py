@@ -59,6 +59,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if unknown := self._unknown():      # before what is missing or wrong, which a slip of a flag may be the cause of
             message = self._not_known(unknown)
+        elif valued := re.fullmatch(r"argument (?:.*/)?(\S+): ignored explicit argument (.*)", message):      # argparse's words
+            message = _no_value(valued[1], ast.literal_eval(valued[2]))
         self.exit(2, f"usage: {self.prog} [options]; {self.prog} --help lists them\n{self.prog}: error: {message}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -67,12 +69,16 @@ class _Parser(argparse.ArgumentParser):
         if self.get_default("run") is None and (unknown := self._unknown()):
             self.error(self._not_known(unknown))
         found, unknown = super().parse_known_args(self._words, namespace)
-        self._words = ()
-        if unknown and self.get_default("run") is not None:
-            self.error(self._not_known(unknown))
+        told, self._words = self._not_known(unknown) if unknown and self.get_default("run") is not None else "", ()
+        if told:
+            self.error(told)
         return found, unknown
 
     def _not_known(self, words: Sequence[str]) -> str:
+        at = list(self._words).index(words[0]) if words[0] in self._words else 0
+        before = self._option_string_actions.get(self._words[at - 1]) if at else None
+        if before is not None and before.nargs == 0 and not words[0].startswith("-"):
+            return _no_value(self._words[at - 1], words[0])
         return f"unrecognized arguments: {' '.join(words)}{self._instead_of(words[0].partition('=')[0])}"
 
     def _unknown(self) -> list[str]:
@@ -101,6 +107,13 @@ class _Parser(argparse.ArgumentParser):
             if right and denied[0] != denied[1] and self._option_string_actions[right].nargs == 0:
                 return f"; for {slip} leaving {right} out would be right"
         return f"; for {slip} {right} would be right" if right else ""
+
+
+def _no_value(flag: str, value: str) -> str:
+    """For a flag that is there or not, and was given a value, as Hydra's and absl's flags have one."""
+    known = {"true": f"{flag} alone", "false": "leaving it out"}
+    word = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}.get(value.lower(), value.lower())
+    return f"{flag} is given the value {value!r} and takes none: {known.get(word, ', or '.join(known.values()))} would be right"
 
 
 class _Once(argparse.Action):

@@ -133,3 +133,18 @@ def test_a_flag_that_a_command_does_not_have_is_told_by_the_command(capsys, word
     assert cli.main(words.split()) == 2
     told = capsys.readouterr().err
     assert told == f"usage: {by} [options]; {by} --help lists them\n{by}: error: unrecognized arguments: {said}\n"
+
+
+@pytest.mark.parametrize("words, said", [
+    ("plan --shard-optimizer=false", "--shard-optimizer is given the value 'false' and takes none: leaving it out would be right"),
+    ("plan --shard-optimizer false", "--shard-optimizer is given the value 'false' and takes none: leaving it out would be right"),
+    ("plan --shard=No", "--shard-optimizer is given the value 'No' and takes none: leaving it out would be right"),
+    ("plan --no-bias=1", "--no-bias is given the value '1' and takes none: --no-bias alone would be right"),
+    ("plan --untied=it's", "--untied is given the value \"it's\" and takes none: --untied alone, or leaving it out would be right"),
+    ("train p.json --out o --fast off", "--fast is given the value 'off' and takes none: leaving it out would be right"),
+    ("plan --n-layer 4 false", "unrecognized arguments: false"),
+])  # fmt: skip
+def test_a_flag_that_takes_no_value_says_so(capsys, words, said):
+    """argparse: "ignored explicit argument 'false'", or "unrecognized arguments: false"."""
+    assert cli.main(words.split()) == 2
+    assert capsys.readouterr().err.splitlines()[1].partition("error: ")[2] == said

@@ -130,10 +130,10 @@ def _plans_at(model: Any, stages: int, memory_bytes: float, micro_batches: int |
 
     def plan_at(batch: int) -> Plan:
         start = time.perf_counter()
-        request = check_request(model, cluster, batch * micros * replicas, length, costs, planner=planner, schedule=schedule, stages=stages,
-                                memory_bytes=memory_bytes, slicing=[(batch, [length])] * micros, executable=replicas == 1,
-                                data_parallel=data_parallel, tensor_parallel=None, chunks=None, granularity=None,
-                                partition=None, time_limit_s=None, shard_optimizer=shard_optimizer)  # fmt: skip
+        request = check_request(model, cluster, batch * micros * replicas, length, costs, planner=planner, schedule=schedule,
+                                stages=stages, memory_bytes=memory_bytes, slicing=[(batch, [length])] * micros,
+                                executable=replicas == 1, data_parallel=data_parallel, tensor_parallel=None, chunks=None,
+                                granularity=None, partition=None, time_limit_s=None, shard_optimizer=shard_optimizer)  # fmt: skip
         plan = made(request, False, start)
         if plan.why_not_at_all:             # of replicas tp.plan takes no executable=True: theirs are not the bits of one device
             raise InvalidValueError(plan.why_not_at_all)
