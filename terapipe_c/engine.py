@@ -135,6 +135,7 @@ class RankEngine:
                                   replicas=replicas, replica=replica, shards=shards, **backend.arguments, **device)
         self._sharded = shards and replicas * program.copies > 1
         self._gathered = ""                                     # the moments that lie where gradients do
+        self._parted = ""                                       # what is there in place of all replicas' gradients
         self._code = program.instructions(rank)
         table = _core.model_params(dimensions(model))
         self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
@@ -165,6 +166,7 @@ class RankEngine:
         """Take this rank's tensors out of params, and of moments {"exp_avg": .., "exp_avg_sq": ..} where given."""
         if moments:
             self._gathered = ""     # sharded ones come by way of the gradients' place (tp_stage_ops.import)
+            self._parted = "moments, since these were loaded" if self._sharded else ""
         for kind, arrays in {"params": params, **(moments or {})}.items():
             for stage, i, name in self._held:
                 if kind != "params" and (stage, name) in self._borrowed:
@@ -191,24 +193,29 @@ class RankEngine:
     def gather(self, kind: str) -> None:
         """Bring all moments of a kind of `gathers` to where gradients are, which are gone then, for the exports until the next one,
         or the next step. All ranks call it."""
-        self._gathered = ""
+        self._gathered, self._parted = "", "moments, since these were gathered"
         self._core.gather("m" if kind == "exp_avg" else "v")
         self._gathered = kind
 
     def export(self, kind: str) -> dict[str, Float32]:
-        """Copies by name of "params", "exp_avg", "exp_avg_sq" or "grads"; of `gathers` what was gathered."""
+        """Copies by name of "params", "exp_avg", "exp_avg_sq" or "grads"; of `gathers` what was gathered. Where these are
+        sharded grads are those of a step with ``update=False``: of another one a replica sums those of its part alone."""
         return dict(self.export_each(kind))
 
     def export_each(self, kind: str) -> Iterator[tuple[str, Float32]]:
         """The same as pairs, of which each is copied when it is asked for: a rank that saves them needs memory for one."""
         if kind in self.gathers and kind != self._gathered:
             raise RuntimeError(f"{kind} is not gathered: gather({kind!r}) of all ranks would be right")
+        if kind == "grads" and self._parted:
+            raise RuntimeError(f"grads are {self._parted}: run(..., update=False), which sums all of them, would be right before")
         state = "grad" if kind == self._gathered else STATES[kind]
         return ((name, self._core.read(stage, i, state)) for stage, i, name in self._own if name in self.names)
 
     def run(self, tokens: NDArray[np.int32], *, step: int = 1, **options: Any) -> tuple[float, float, bool, int, int]:
         """(mean loss, gradient norm before clipping, whether some rank asked to stop, begin_ns, end_ns); see _core.Engine."""
         self._gathered = ""
+        summed = not self._sharded or not options.get("update", True)
+        self._parted = "" if summed else "sums of this replica's part alone, since the step updated"
         return self._core.step(tokens, step, **options)
 
     def evaluate(self, tokens: NDArray[np.int32]) -> float:

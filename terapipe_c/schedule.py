@@ -331,6 +331,18 @@ class Timeline:
         return type(self), (self.num_ranks, self.makespan_s, self.busy_s, self.bubbles, self.peak_memory_bytes,
                             self.lower_bound_s, self.intervals, self.program)
 
+    def __eq__(self, other: object) -> bool:
+        """Of the same ranks, intervals, bytes and program: a copy, or a pickle's, too."""
+        if not isinstance(other, Timeline):
+            return NotImplemented
+        alike = all(getattr(self, name) == getattr(other, name) for name in ("num_ranks", "makespan_s", "lower_bound_s", "bubbles",
+                                                                             "program"))
+        return alike and all(np.array_equal(getattr(self, name), getattr(other, name))
+                             for name in ("busy_s", "peak_memory_bytes", "intervals"))
+
+    def __hash__(self) -> int:
+        return hash((self.num_ranks, self.makespan_s))
+
     @property
     def intervals(self) -> NDArray[np.void]:
         """Structured array (schedule.INTERVAL), grouped by rank, in order of time: rank op stage micro slice start_s end_s.

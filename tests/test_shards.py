@@ -140,6 +140,45 @@ def test_gradients_without_an_update_are_whole():
     assert set(whole) == set(sharded) and all((whole[name] == sharded[name]).all() for name in whole)
 
 
+def test_gradients_that_are_none_are_not_given_for_such():
+    """Behind a step that updates a replica has the sums of its part, and its own sequences' of the others'; behind gathered or
+    loaded moments these. All were given as gradients."""
+    initial = init_params(WIDE, seed=3)
+
+    def gradients(engine, replica):
+        said = []
+
+        def refused():
+            with pytest.raises(RuntimeError, match=r"run\(\.\.\., update=False\), which sums all of them, would be") as refusal:
+                engine.export("grads")
+            said.append(str(refusal.value).partition(": ")[0])
+
+        engine.run(tokens_of(replica), lr=0.1)
+        refused()
+        for kind in engine.gathers:
+            engine.gather(kind)
+            refused()
+        engine.load(initial, {"exp_avg": initial, "exp_avg_sq": initial})
+        refused()
+        engine.run(tokens_of(replica), step=2, update=False)
+        return said, engine.export("grads")
+
+    said, found = engines(True, gradients)[0]
+    assert said == ["grads are sums of this replica's part alone, since the step updated",
+                    *["grads are moments, since these were gathered"] * 2, "grads are moments, since these were loaded"]
+
+    def wanted(engine, replica):
+        engine.run(tokens_of(replica), lr=0.1)
+        after = engine.export("grads")                             # where nothing is sharded they are whole
+        engine.load(initial)
+        engine.run(tokens_of(replica), step=2, update=False)
+        return after, engine.export("grads")
+
+    after, whole = engines(False, wanted)[0]
+    assert found.keys() == whole.keys() and all((whole[name] == found[name]).all() for name in whole)
+    assert any(array.any() for array in after.values())
+
+
 def test_moments_are_gathered_before_they_are_read():
     def moments(engine, replica):
         engine.run(tokens_of(replica), lr=0.1)

@@ -1,13 +1,16 @@
 """Which files `terapipe simulate` and `terapipe view` take for programs, and what they say of others."""
+import copy
 import dataclasses
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
 
 import terapipe_c as tp
 from terapipe_c import cli
+from terapipe_c.schedule import Timeline
 
 
 def seconds(capsys, path, *words):
@@ -148,3 +151,19 @@ def test_a_flag_that_takes_no_value_says_so(capsys, words, said):
     """argparse: "ignored explicit argument 'false'", or "unrecognized arguments: false"."""
     assert cli.main(words.split()) == 2
     assert capsys.readouterr().err.splitlines()[1].partition("error: ")[2] == said
+
+
+def test_timelines_are_equal_by_value():
+    """A copy, or what a notebook's workers send back, was unequal to what it was made from."""
+    program = tp.schedules.one_f_one_b(2, 3).lower()
+    simulated = program.simulate({"F": 1.0, "B": 2.0}, 0.5, 4.0)
+    measured = Timeline.from_intervals([(0, "F", 0, 0, 0, 0.0, 1.0), (1, "F", 1, 0, 0, 1.5, 2.0)])
+    for line in (simulated, measured):
+        for same in (copy.copy(line), copy.deepcopy(line), pickle.loads(pickle.dumps(line))):
+            assert same == line and not same != line and hash(same) == hash(line)
+    assert program.simulate({"F": 1.0, "B": 2.0}, 0.5, 4.0) == simulated != measured != "a timeline"
+    for other in (program.simulate({"F": 1.0, "B": 2.0}, 0.5, 5.0), program.simulate({"F": 2.0, "B": 1.0}, 0.5, 4.0),
+                  tp.schedules.gpipe(2, 3).lower().simulate({"F": 1.0, "B": 2.0}, 0.5, 4.0)):
+        assert other != simulated
+    later = Timeline.from_intervals([(0, "F", 0, 0, 0, 0.0, 1.0), (1, "F", 1, 1, 0, 1.5, 2.0)])
+    assert later != measured and len({simulated, copy.copy(simulated), measured, later}) == 3
