@@ -213,7 +213,7 @@ class Report:
             paths={name: path for name, path in files.items() if os.path.exists(path)},
             about=f"{plan!r} of {plan.model!r}" + (f", measured on {' and '.join(gpus)}" if (gpus := _gpus(ends)) else ""),
             planned=planned,
-            measured=timeline if len(intervals) else None,
+            measured=timeline if timeline.makespan_s > 0 else None,     # a resume may have had nothing to do
             total_steps=job["steps"],
             caveats=caveats,
         )
@@ -232,8 +232,8 @@ class Report:
         for rank, size in enumerate(self.resident_memory_bytes):
             table.append((f"resident, rank {rank}", "", _bytes(size), ""))
         for cause in {**self.predicted_bubbles, **self.bubbles}:
-            name = cause.replace("_", " ")
-            table.append((f"idle: {name}", _seconds(self.predicted_bubbles.get(cause)), _seconds(self.bubbles.get(cause)), ""))
+            name, seen = cause.replace("_", " "), self.bubbles.get(cause) if self.measured is not None else None
+            table.append((f"idle: {name}", _seconds(self.predicted_bubbles.get(cause)), _seconds(seen), ""))
         return table
 
     def __repr__(self) -> str:

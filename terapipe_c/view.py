@@ -555,9 +555,9 @@ def summary(line: Timeline, width: int = 72) -> str:
     if line.num_ranks <= 16 and (line.program is None or len(line.program) <= 200_000):
         rows = line.intervals
         for rank in range(line.num_ranks):
-            share = 100 * float(line.busy_s[rank]) / line.makespan_s if line.makespan_s > 0 else 100.0
+            share = f" {100 * float(line.busy_s[rank]) / line.makespan_s:5.1f} %" if line.makespan_s > 0 else ""
             bar = _bar(line, rows[rows["rank"] == rank], width)
-            out.append(f"  rank {rank:<3d} {bar} {share:5.1f} %")
+            out.append(f"  rank {rank:<3d} {bar}{share}")
     causes = idle_causes(line.bubbles, line.num_ranks * line.makespan_s)
     words = ", ".join(f"{_cause(cause)} {human_seconds(seconds)}" for cause, seconds in causes.items())
     out.append(f"  idle {human_seconds(sum(causes.values()))}" + (f": {words}" if words else ""))

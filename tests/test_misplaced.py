@@ -252,7 +252,8 @@ def test_a_trace_of_the_plan_before_is_not_shown_as_this_ones(tmp_path, capsys):
     """A resume that finds nothing left to do measures nothing: its plan is in the folder, and the trace of the one before."""
     plan, run = a_run(tmp_path)
     assert cli.main(["view", str(run)]) == 0 and capsys.readouterr().out.startswith("measured timeline of the last step\n")
-    tp.launch(plan, DATA, steps=1, out=run, resume=True, processes=False, progress=False).wait()
+    again = tp.launch(plan, DATA, steps=1, out=run, resume=True, processes=False, progress=False).wait().report()
+    assert again.measured is None and {row[2] for row in again.rows() if row[0].startswith("idle: ")} == {"-"}      # not 0 s
     assert cli.main(["view", str(run)]) == 0 and capsys.readouterr().out.startswith("measured timeline of the last step\n")
     other = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8, slicing=[(1, [4, 4]), (1, [8])])
     tp.launch(other, DATA, steps=1, out=run, resume=True, processes=False, progress=False).wait()

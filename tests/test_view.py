@@ -259,7 +259,8 @@ def test_the_page_tells_chunks_and_what_it_leaves_out(tmp_path):
     assert view._colour("F", "1") not in told["fills"]
     many = run_page(schedules.gpipe(300, 2).simulate({"F": 100.0, "B": 100.0}), tmp_path)
     assert "… 44 more ranks" in many["ranks"] and "<td>255</td>" in many["ranks"] and "<td>256</td>" not in many["ranks"]
-    assert "1 rank · 0 s · nothing ran" in str(Timeline.from_intervals([], 1))
+    nothing = str(Timeline.from_intervals([], 1))
+    assert "1 rank · 0 s · nothing ran" in nothing and "%" not in nothing
     whole = schedules.gpipe(1, 1).simulate({"F": 600.0, "B": 1000.0})  # the last label, 1600 s, is at the very edge
     assert run_page(whole, tmp_path)["out"] == []
 
