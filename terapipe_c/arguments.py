@@ -79,6 +79,8 @@ class _Parser(argparse.ArgumentParser):
         before = self._option_string_actions.get(self._words[at - 1]) if at else None
         if before is not None and before.nargs == 0 and not words[0].startswith("-"):
             return _no_value(self._words[at - 1], words[0])
+        if re.match(r"\w+=", words[0]) and "--grid" in self._words:      # as Hydra's overrides follow each other
+            return f"unrecognized arguments: {' '.join(words)}; --grid again before each would be right: --grid {words[0]}"
         return f"unrecognized arguments: {' '.join(words)}{self._instead_of(words[0].partition('=')[0])}"
 
     def _unknown(self) -> list[str]:

@@ -146,6 +146,8 @@ def test_a_flag_that_a_command_does_not_have_is_told_by_the_command(capsys, word
     ("plan --untied=it's", "--untied is given the value \"it's\" and takes none: --untied alone, or leaving it out would be right"),
     ("train p.json --out o --fast off", "--fast is given the value 'off' and takes none: leaving it out would be right"),
     ("plan --n-layer 4 false", "unrecognized arguments: false"),
+    ("sweep --out o --grid batch=1,2 shard_optimizer=yes,no stages=2", "unrecognized arguments: shard_optimizer=yes,no stages=2; "
+     "--grid again before each would be right: --grid shard_optimizer=yes,no"),
 ])  # fmt: skip
 def test_a_flag_that_takes_no_value_says_so(capsys, words, said):
     """argparse: "ignored explicit argument 'false'", or "unrecognized arguments: false"."""
