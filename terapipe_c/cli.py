@@ -23,6 +23,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from . import timelines
+from ._core import Error
 from ._files import check_place, is_standard_output, read_entry
 from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, as_given, build_parser, launch_names, plan_flags_given
 
@@ -58,14 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `terapipe ... | head`
         _forget(sys.stdout)
         return DONE
-    except KeyboardInterrupt:
-        _say("terapipe: interrupted")
+    except KeyboardInterrupt as error:
+        _say("terapipe: interrupted", error)
         return FAILED
     except Exception as error:
         if args.debug:
             traceback.print_exc()
         told = _told(error)
-        _say(f"terapipe {args.command}: {_in_flags(told) if hasattr(args, 'gpus') else told}")
+        _say(f"terapipe {args.command}: {_in_flags(told) if hasattr(args, 'gpus') else told}", error)
         if isinstance(error, OSError):
             _forget(sys.stdout)  # a full disk: what is left of it would fail again when Python ends
         return BAD_REQUEST if _is_bad_request(error) else FAILED
@@ -83,11 +84,12 @@ def _escaped(error: UnicodeError, raw: bool) -> tuple[str | bytes, int]:
     return "." if char == "·" else char.encode("ascii", "backslashreplace").decode(), error.start + 1
 
 
-def _say(text: str) -> None:
-    """To standard error, if anybody listens; never to standard output, which has results alone."""
+def _say(text: str, error: BaseException | None = None) -> None:
+    """To standard error, if anybody listens, with an error's notes; never to standard output, which has results alone."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+            sys.stderr.write("\n".join([text, *getattr(error, "__notes__", ()), ""]))  # at once, or a bar's words come between
+            sys.stderr.flush()
 
 
 def _forget(stream: TextIO | None) -> None:
@@ -476,17 +478,15 @@ def _follow(args: argparse.Namespace, run: Any) -> int:
             elif args.quiet:
                 print(f"{record.step + 1} of {args.steps} steps done  loss {record.loss:.4f}  "
                       f"{record.tokens_per_s:,.0f} tokens/s", flush=True)
-    except (KeyboardInterrupt, BrokenPipeError) as error:
-        if not run.running:
+    except BrokenPipeError:
+        if not run.running or run.stop().history[-1].step + 1 >= args.steps:
             raise
-        run.stop()
-        if isinstance(error, KeyboardInterrupt) or run.history[-1].step + 1 >= args.steps:
-            raise
-        further = f"`terapipe resume {run.out} --steps {args.steps}` goes on" if run.checkpoint_path else "there is no checkpoint"
-        done = f"{run.history[-1].step + 1} of {args.steps} steps"
-        _say(f"terapipe: nobody reads the output any more: stopped after {done}; {further}")
+        _say(f"terapipe: nobody reads the output any more: stopped after {run._left_off()}")
         _forget(sys.stdout)
         return FAILED
+    except (KeyboardInterrupt, Error) as error:  # a rank failed, or was killed
+        error.add_note(f"terapipe: it ended after {(run.stop() if run.running else run)._left_off()}")
+        raise
     report = run.report()
     if args.json:
         print(json.dumps(_plain({"report": _report(report), "checkpoint": str(run.checkpoint_path)})))

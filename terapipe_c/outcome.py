@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,6 +114,15 @@ class Outcome:
         if not self._history:
             return steps
         return f"{self._history[-1].step + 1} of {steps} done, loss {self._history[-1].loss:.4f}"
+
+    def _left_off(self) -> str:
+        """For who sees it end early: what was done, and how to go on from a shell."""
+        done = self._history[-1].step + 1 if self._history else self._job["first_step"]
+        steps, kept = self._job["steps"], self._checkpoint
+        if kept is None:
+            return f"{done} of {counted(steps, 'step')}; there is no checkpoint"
+        since = "" if int(kept.name.removeprefix("step-")) == done else f" from {int(kept.name.removeprefix('step-'))}"
+        return f"{done} of {counted(steps, 'step')}; `terapipe resume {shlex.quote(str(self.out))} --steps {steps}` goes on{since}"
 
     def _repr_html_(self) -> str:
         name, _, said = repr(self).partition("(")

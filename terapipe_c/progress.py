@@ -104,7 +104,7 @@ class Progress:
             text = f"{last.step + 1} of {self._steps} steps done  loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tok/s"
             end = "" if self._terminal and not over else "\n"
             text = "\r\x1b[K" + text[: _columns(self._stream) - 1] if self._terminal else text
-            print(text, end=end, file=self._stream, flush=True)
+            print(text + end, end="", file=self._stream, flush=True)     # in one write: an error's words may come meanwhile
 
 
 def _bars() -> Any:

@@ -1,8 +1,17 @@
 """What a run tells of itself, made of what ranks sent: exchanges, metrics.jsonl, the trace."""
 import json
 import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+import terapipe_c as tp
 from terapipe_c.outcome import Metrics, Outcome, Record, met
 
 
@@ -68,3 +77,26 @@ def test_a_trace_begins_at_0_and_is_of_the_last_step(tmp_path):
     run._write_trace()
     kept = json.loads((tmp_path / "trace.json").read_text())
     assert kept["plan"] == "abc" and kept["rows"] == [list(row) for row in run.trace]
+
+
+@pytest.mark.parametrize(("ends", "every"), [("interrupted", 2), ("killed", 2), ("killed", 0)])
+def test_a_training_that_ends_early_says_how_to_go_on(tmp_path, ends, every):
+    """Only one that nobody read did."""
+    plan = tp.plan(tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=16), tp.Cluster(num_devices=2), batch=2,
+                   seq_len=16, planner="uniform", stages=2)  # fmt: skip
+    plan.save(tmp_path / "plan.json")
+    tp.stdlib_corpus(tmp_path / "corpus.txt", max_bytes=20_000)
+    words = ["--plan", "plan.json", "--data", "corpus.txt", "--steps", "100000", "--checkpoint-every", str(every), "--json"]
+    process = subprocess.Popen([sys.executable, "-P", "-m", "terapipe_c", "train", *words, "--out", "a run"], cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        while json.loads(process.stdout.readline())["step"] < 4:
+            pass
+        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(*((process.pid, signal.SIGINT) if ends == "interrupted" else (int(ranks[-1]), signal.SIGKILL)))
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    first, how = said.splitlines()
+    assert first == "terapipe: interrupted" if ends == "interrupted" else "was killed by signal 9 (SIGKILL)" in first
+    goes_on = f"`terapipe resume '{tmp_path}/a run' --steps 100000` goes on(?: from [0-9]+)?" if every else "there is no checkpoint"
+    assert re.fullmatch(rf"terapipe: it ended after \d+ of 100000 steps; {goes_on}", how), how
