@@ -59,9 +59,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if unknown := self._unknown():      # before what is missing or wrong, which a slip of a flag may be the cause of
             message = self._not_known(unknown)
-        elif valued := re.fullmatch(r"argument (?:.*/)?(\S+): ignored explicit argument (.*)", message):      # argparse's words
-            message = _no_value(valued[1], ast.literal_eval(valued[2]))
-        self.exit(2, f"usage: {self.prog} [options]; {self.prog} --help lists them\n{self.prog}: error: {message}\n")
+        self.exit(2, f"usage: {self.prog} [options]; {self.prog} --help lists them\n{self.prog}: error: {_told(message)}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """What a command does not know is told here: the parser above would name its own --help, which lists commands alone."""
@@ -109,6 +107,23 @@ class _Parser(argparse.ArgumentParser):
             if right and denied[0] != denied[1] and self._option_string_actions[right].nargs == 0:
                 return f"; for {slip} leaving {right} out would be right"
         return f"; for {slip} {right} would be right" if right else ""
+
+
+def _told(message: str) -> str:
+    """What argparse says of a value, as the rest of the package does: the value, and what would be right."""
+    argument = re.fullmatch(r"argument (?:\S+/)?(\S+): (.*)", message, re.DOTALL)
+    if argument is None:
+        return message
+    flag, said = argument.groups()
+    if found := re.fullmatch(r"ignored explicit argument (.*)", said):
+        return _no_value(flag, ast.literal_eval(found[1]))
+    if found := re.fullmatch(r"invalid (int|float) value: (.*)", said):
+        return f"{flag} is {found[2]}: a {'whole number' if found[1] == 'int' else 'number'} would be right"
+    if found := re.fullmatch(r"invalid choice: (.*) \(choose from (.*)\)", said):
+        return f"{flag} is {found[1]}: one of {found[2].replace(chr(39), '')} would be right"
+    if found := re.fullmatch(r"expected (one|\d+|at least one) arguments?", said):
+        return f"{flag} has too few values: {found[1]} would be right"
+    return message
 
 
 def _no_value(flag: str, value: str) -> str:

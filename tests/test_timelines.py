@@ -146,11 +146,18 @@ def test_a_flag_that_a_command_does_not_have_is_told_by_the_command(capsys, word
     ("plan --untied=it's", "--untied is given the value \"it's\" and takes none: --untied alone, or leaving it out would be right"),
     ("train p.json --out o --fast off", "--fast is given the value 'off' and takes none: leaving it out would be right"),
     ("plan --n-layer 4 false", "unrecognized arguments: false"),
+    ("plan --batch 1e3", "--batch is '1e3': a whole number would be right"),
+    ("plan --batch", "--batch has too few values: one would be right"),
+    ("plan --peak-flops 1T", "--peak-flops is '1T': a number would be right"),
+    ("train p.json --out o --betas 0.9", "--betas has too few values: 2 would be right"),
+    ("plan --recompute all", "--recompute is 'all': one of ffn, attention, full would be right"),
+    ("train p.json --out o --gpus", "--gpus has too few values: at least one would be right"),
+    ("plan --executable maybe", "argument --executable: 'maybe' is neither yes nor no"),
     ("sweep --out o --grid batch=1,2 shard_optimizer=yes,no stages=2", "unrecognized arguments: shard_optimizer=yes,no stages=2; "
      "--grid again before each would be right: --grid shard_optimizer=yes,no"),
 ])  # fmt: skip
-def test_a_flag_that_takes_no_value_says_so(capsys, words, said):
-    """argparse: "ignored explicit argument 'false'", or "unrecognized arguments: false"."""
+def test_what_is_wrong_of_a_value_is_said_with_what_would_be_right(capsys, words, said):
+    """argparse: "ignored explicit argument 'false'", "invalid int value: '1e3'"."""
     assert cli.main(words.split()) == 2
     assert capsys.readouterr().err.splitlines()[1].partition("error: ")[2] == said
 
