@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from .. import _core, cuda
-from .._core import DeadlineError, InvalidValueError
+from .._core import DeadlineError, InfeasibleError, InvalidValueError
 from ..config import Cluster, GPTConfig, brief, flag, human_rate, human_seconds
 from ..cost import CostModel
 from ..plan import Plan
@@ -22,6 +22,7 @@ from ..progress import planning
 from ..roofline import CORE_FLOPS
 from ..schedules import CHIMERA
 from .deadline import late, limited, within, without
+from .enough import is_least, least_named
 from .joint import plan_jointly
 from .judge import Candidate, Judge, pace
 from .partitioners import Found, plan_one
@@ -64,7 +65,11 @@ def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]
         with within(request.time_limit_s), planning(progress if request.planner == "auto" else False) as line:
             if request.planner == "auto" and request.schedules != (CHIMERA,):
                 return plan_jointly(request, line.say)
-            found = _plan_one_within(request)
+            try:
+                found = _plan_one_within(request)
+            except InfeasibleError as error:
+                sure = limited() or request.planner != "terapipe" or request.schedules == (CHIMERA,) or is_least(request)
+                raise error if sure else least_named(error, [request], request.limit) from None
             return found, _log_both_ways(found) if request.planner == "auto" else []
     except DeadlineError as error:
         raise DeadlineError(f"{error}; time_limit_s is {request.time_limit_s:g}, and planner {request.planner} had no plan by "

@@ -42,18 +42,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from .. import planners
 from .._core import DeadlineError, Error, InfeasibleError
 from ..config import counted, human_seconds
 from ..guests import BPIPE
 from ..schedules import CHIMERA, SLICED, ZERO_BUBBLE, ZIGZAG
 from .bounds import AT_ONCE, Least, bound_s, least_of_kinds, least_work_s, order_bound_s, stages_bound_s, whole_bound_s
 from .deadline import check_time, late, limited, share
-from .judge import SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, possible, rounded
+from .enough import least_named
+from .judge import SLIGHT, Candidate, Cut, Judge, lightest, pace, possible, rounded
 from .ladder import unlimited
 from .least import LeastBytes
 from .partitioners import Found, plan_one
-from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
+from .request import AUTO, BOTH_WAYS, JOINT, Request, by_name_alone, schedules_of
 from .side_by_side import SideBySide
 from .singles import (
     CHUNKS,
@@ -65,9 +65,10 @@ from .singles import (
     ranks_left_out,
     recomputing,
     single,
+    told,
     why_left_out,
 )
-from .starts import StageCost, balanced, kind_seconds, powers, quick_slicings, uniform
+from .starts import Guesses, balanced, quick_slicings, uniform
 
 __all__ = ["plan_jointly"]
 
@@ -127,7 +128,7 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
     replicas = [request.replicas]
     if request.free_replicas:
         replicas = [d for d in range(1, min(request.cluster.num_devices, request.batch) + 1) if request.batch % d == 0]
-    rows, order, blocks = [], itertools.count(), _Blocks(request)
+    rows, order, blocks = [], itertools.count(), Guesses(request)
     for d in replicas:
         share = request.batch // d
         least = None if late() else (least_work_s(request, share), least_of_kinds(request, share))
@@ -179,39 +180,6 @@ class _Task:
 
 
 _Answer = tuple[Found | InfeasibleError | DeadlineError, list[Judge]]   # and the judges that it took
-
-
-class _Blocks:
-    """Guesses of a configuration's seconds: (m + K - 1) times the fullest stage's, for whole micro-batches and for slices."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self._sized: dict[tuple[Micro, ...], tuple[float, float]] = {}
-
-    def of(self, slicing: tuple[Micro, ...]) -> tuple[float, float]:
-        """Seconds of a step with these micro-batches: (of all blocks, of the largest block)."""
-        if slicing not in self._sized:
-            request = self.request
-            seconds = kind_seconds(request.judge(1), slicing)
-            self._sized[slicing] = sum(seconds[b.kind] for b in request.model.blocks), max(seconds.values())
-        return self._sized[slicing]
-
-    def guess_s(self, share: int, ranks: int, chunks: int) -> float:
-        request, stages = self.request, ranks * chunks
-        if request.slicing is not None:
-            total, largest = self.of(request.slicing)
-            units = sum(len(lengths) for _, lengths in request.slicing)
-            return max(total / stages, largest) / units * (units * chunks + ranks - 1)
-        sizes = [b for b in powers(min(share, request.costs.known_batch)) if share % b == 0]
-        each = []
-        for b in sizes:
-            total, largest = self.of(((b, (request.seq_len,)),))
-            each.append(max(total / stages, largest) * (share // b * chunks + ranks - 1))
-        total, largest = self.of(((1, (request.seq_len,)),))
-        one = planners.slice_tokens(StageCost(request.costs, request.model, stages), stages, seq_len=request.seq_len,
-                                    granularity=request.unit)
-        sliced = share * chunks * one.total_s + (ranks - 1) * one.max_s
-        return min(*each, sliced * max(1.0, largest * stages / total)) if total > 0 else sliced
 
 
 def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
@@ -561,6 +529,14 @@ class _Search:
             elif self.offer(found, f"terapipe told to recompute {how}"):
                 self.log.append(f"told to recompute {how}, as else too little fits: {human_seconds(self.seconds)}, better")
 
+    def might_do_with_less(self, error: InfeasibleError) -> list[Request]:
+        """What to ask again where all was refused, because it may have a plan for less than the refusal names. Not the papers'
+        planners, whose ladders say what they need at least wherever they are climbed."""
+        self.say("what would fit")
+        lower = _Search(replace(self.request, limit=(error.memory_bytes or 1) - 1), self._say, self.beside)
+        lower.rows, lower.bound = self.rows, self.bound
+        return [*(task.asked for task in lower.tasks() if task.asked.planner in BOTH_WAYS), *told(lower.request)]
+
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
         fixed_slicing = r.slicing is not None or start.schedule == SLICED
@@ -589,7 +565,8 @@ def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: Non
     if s.best is None:
         check_time(bool(s.stopped))
         near = [judge.refuse() for judge in s.judges.values() if judge.shortest is not None]
-        raise lightest(s.refusals or near or [InfeasibleError("no plan of any planner fits: more memory_bytes would be right")])
+        error = lightest(s.refusals or near or [InfeasibleError("no plan of any planner fits: more memory_bytes would be right")])
+        raise error if limited() else least_named(error, s.might_do_with_less(error), request.limit)
     if late():
         s.log.append(f"ended by time_limit_s = {request.time_limit_s:g}")
     s.log.append(f"best: {human_seconds(s.seconds)} by {s.by}")

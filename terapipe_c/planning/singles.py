@@ -42,7 +42,7 @@ from .side_by_side import SideBySide
 from .starts import kind_seconds, whole_sequences
 
 __all__ = ["CHUNKS", "Hurried", "at_once", "by_name", "chunk_counts", "chunks_left_out", "last_resorts", "plan_singles",
-           "plan_singles_within", "ranks_left_out", "recomputing", "single", "why_left_out"]
+           "plan_singles_within", "ranks_left_out", "recomputing", "single", "told", "why_left_out"]
 
 CHUNKS = (1, 2, 3, 4)    # numbers of chunks that are searched
 _SOON = 20_000           # cells of a program that takes about 20 ms
@@ -325,15 +325,30 @@ def _telling(request: Request, kinds: tuple[str, ...]) -> list[Request]:
     return [one for one in asked if one is not None]
 
 
+def _resorts(request: Request) -> list[Request]:
+    """The request to the terapipe planner with each schedule and number of chunks by name, on numbers of ranks that have room for
+    the parameters."""
+    usual = single(request, "terapipe")                        # now each schedule alone
+    searches = [*([usual] if usual is not None else []), *(asked for asked in by_name(request) if asked.planner == "terapipe")]
+    return [replace(asked, ranks=ranks) for asked in searches
+            if (ranks := tuple(n for n in asked.ranks if not asked.judge(n).too_small()))]
+
+
+def told(request: Request) -> list[Request]:
+    """All that :func:`recomputing` and :func:`last_resorts` ask."""
+    if request.recompute:
+        return []
+    flags = [tuple(block.kind in kinds for block in request.model.blocks) for kinds in RECOMPUTE.values()]
+    return [*itertools.chain.from_iterable(_telling(request, kinds) for kinds in RECOMPUTE.values()),
+            *(replace(asked, recompute=each) for each in flags for asked in _resorts(request))]
+
+
 def last_resorts(request: Request, rival_s: Callable[[], float], with_room: Callable[[Request], Request],
                  beside: SideBySide) -> Iterator[tuple[str, Found | Error]]:
     """(choice of ``recompute`` and schedule, plan or why there is none) of the terapipe planner with each schedule and number of
     chunks by name, for each choice, but where the bounds of such plans are no better than ``rival_s()``. Only numbers of ranks
     that have room for the parameters, and of those what ``with_room`` leaves."""
-    usual = single(request, "terapipe")                        # now each schedule alone
-    searches = [*([usual] if usual is not None else []), *(asked for asked in by_name(request) if asked.planner == "terapipe")]
-    every = [replace(asked, ranks=ranks) for asked in searches
-             if (ranks := tuple(n for n in asked.ranks if not asked.judge(n).too_small()))]
+    every = _resorts(request)
     for what, kinds in RECOMPUTE.items():
         flags, rival = tuple(block.kind in kinds for block in request.model.blocks), rival_s()
         told = [one for asked in every if (one := with_room(replace(asked, recompute=flags))).ranks]

@@ -288,3 +288,36 @@ def starts_on(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ..
             waiting = (2, 4) if judge.chunks == 1 and name not in ZERO_BUBBLE and judge.work <= stop else ()
             starts += [judge.judge(name, cut, s, pending) for cut in (even, level(s)) for pending in waiting]
     return starts
+
+
+class Guesses:
+    """Guesses of a configuration's seconds: (m + K - 1) times the fullest stage's, for whole micro-batches and for slices."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._sized: dict[tuple[Micro, ...], tuple[float, float]] = {}
+
+    def of(self, slicing: tuple[Micro, ...]) -> tuple[float, float]:
+        """Seconds of a step with these micro-batches: (of all blocks, of the largest block)."""
+        if slicing not in self._sized:
+            request = self.request
+            seconds = kind_seconds(request.judge(1), slicing)
+            self._sized[slicing] = sum(seconds[b.kind] for b in request.model.blocks), max(seconds.values())
+        return self._sized[slicing]
+
+    def guess_s(self, share: int, ranks: int, chunks: int) -> float:
+        request, stages = self.request, ranks * chunks
+        if request.slicing is not None:
+            total, largest = self.of(request.slicing)
+            units = sum(len(lengths) for _, lengths in request.slicing)
+            return max(total / stages, largest) / units * (units * chunks + ranks - 1)
+        sizes = [b for b in powers(min(share, request.costs.known_batch)) if share % b == 0]
+        each = []
+        for b in sizes:
+            total, largest = self.of(((b, (request.seq_len,)),))
+            each.append(max(total / stages, largest) * (share // b * chunks + ranks - 1))
+        total, largest = self.of(((1, (request.seq_len,)),))
+        one = planners.slice_tokens(StageCost(request.costs, request.model, stages), stages, seq_len=request.seq_len,
+                                    granularity=request.unit)
+        sliced = share * chunks * one.total_s + (ranks - 1) * one.max_s
+        return min(*each, sliced * max(1.0, largest * stages / total)) if total > 0 else sliced
