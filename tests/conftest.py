@@ -46,7 +46,7 @@ SHARING = [f"test_{name}" for name in """
     cuda_planned capture_data capture_functions capture_in_place dawnpiper_work mapped side_by_side reorder lower_bound
     cuda_processes host_memory cuda_far cuda_late cuda_faults cuda_paths meeting places intervals timelines outcome partition
     cost_files builds_apart explain report baselines_huge cuda_kept engine_comm foreign_names gpu_kept small_plans by_block
-    cuda_slices within shards environment
+    cuda_slices within shards environment enough
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 
