@@ -24,10 +24,10 @@ CASES = {
     "looped and recomputing": (model(2, 2, 32, 3000, 16, tie_weights=False), cluster(2), dict(
         batch=4, seq_len=16, planner="terapipe", stages=2, schedule="looped-bfs", chunks=2, recompute="attention", granularity=4)),
     # auto asked nobody for several chunks where there was no room for the parameters
-    "several chunks": (model(4, 2, 64, 20, 8), cluster(6, bandwidth_Bps=1e8, sums_beside=True), dict(
+    "several chunks": (model(4, 2, 64, 20, 8), cluster(6, bandwidth_Bps=1e8), dict(
         batch=3, seq_len=8, stages=2, data_parallel=3, slicing=4)),
-    "several chunks told to recompute": (model(6, 2, 64, 100, 32, tie_weights=False), cluster(12, bandwidth_Bps=1e8), dict(
-        batch=15, seq_len=32, stages=4, data_parallel=3, slicing=2)),
+    "several chunks told to recompute": (model(6, 1, 32, 500, 32, bias=False, tie_weights=False), cluster(2, sums_beside=True), dict(
+        batch=2, seq_len=32, stages=2, schedule="interleaved", slicing=1)),
     # nor for ranks that have none
     "numbers of ranks": (model(3, 1, 32, 100, 64), cluster(6, 1e-4), dict(
         batch=10, seq_len=64, data_parallel=2, schedule="looped-bfs", recompute="ffn", granularity=64)),
