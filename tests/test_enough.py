@@ -26,7 +26,7 @@ CASES = {
     # auto asked nobody for several chunks where there was no room for the parameters
     "several chunks": (model(4, 2, 64, 20, 8), cluster(6, bandwidth_Bps=1e8), dict(
         batch=3, seq_len=8, stages=2, data_parallel=3, slicing=4)),
-    "several chunks told to recompute": (model(6, 1, 32, 500, 32, bias=False, tie_weights=False), cluster(2, sums_beside=True), dict(
+    "chunks told to recompute": (model(6, 1, 32, 500, 32, bias=False, tie_weights=False), cluster(2, sums_beside=True), dict(
         batch=2, seq_len=32, stages=2, schedule="interleaved", slicing=1)),
     # nor for ranks that have none
     "numbers of ranks": (model(3, 1, 32, 100, 64), cluster(6, 1e-4), dict(
