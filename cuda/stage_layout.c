@@ -75,14 +75,8 @@ layout_ints(const tp_stage *stage, stage_ints *ints, tp_stage_arena *from)
     return from->used - before;
 }
 
-/* Room for leaves of sums of squares; of shards those of the member that has most, so that all take as much memory (shards.c). */
-static int64_t
-leaves_room(const tp_stage *stage)
-{
-    return stage->base.config.shards ? stage->base.squares_each : stage->leaves;
-}
-
-/* The tables of what is measured and updated (tp_cuda_stage_list). */
+/* The tables of what is measured and updated (tp_cuda_stage_list). Of shards with room for whichever member has most leaves: a plan
+ * counts one member's memory for all. */
 static void
 layout_tensors(tp_stage *stage, tp_stage_arena *from)
 {
@@ -93,7 +87,7 @@ layout_tensors(tp_stage *stage, tp_stage_arena *from)
         else if (tp_stage_answers_for(&stage->base, i))
             stage->leaves += tp_cuda_leaves(stage->base.param[i].info.rows * stage->base.param[i].info.cols);
     stage->tensors = tp_lay(from, (int64_t)tp_cuda_lists(&stage->base) * stage->base.params, sizeof *stage->tensors);
-    stage->owner = tp_lay(from, leaves_room(stage), sizeof *stage->owner);
+    stage->owner = tp_lay(from, stage->base.config.shards ? stage->base.squares_each : stage->leaves, sizeof *stage->owner);
 }
 
 size_t
@@ -119,8 +113,10 @@ tp_cuda_stage_layout(tp_stage *stage, char *base)
     }
     if (tp_stage_scatters(&stage->base))
         stage->base.embedding_rows = tp_lay_elements(&from, tokens * width);
-    stage->partial = tp_lay(&from, leaves_room(stage), sizeof *stage->partial);
-    stage->sums = tp_lay(&from, stage->base.params, sizeof(double));
+    if (!stage->base.config.shards) { /* of these all members' leaves are added up by the host */
+        stage->partial = tp_lay(&from, stage->leaves, sizeof *stage->partial);
+        stage->sums = tp_lay(&from, stage->base.params, sizeof(double));
+    }
     stage->ints_bytes = layout_ints(stage, &stage->on_device, &from);
     return from.used;
 }
