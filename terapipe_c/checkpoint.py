@@ -512,11 +512,12 @@ def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, take: Call
     return Checkpoint(folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"])
 
 
-def verify_checkpoint(folder: Path, in_vain: threading.Event | None = None) -> None:
+def verify_checkpoint(folder: Path, in_vain: threading.Event | None = None, names: Iterable[str] | None = None,
+                      optimizer: bool = True) -> Checkpoint:  # fmt: skip
     """Read every tensor of a step folder, one after another; raises what `load_checkpoint` would, and names an older one. in_vain:
-    nobody asks any more where it is set."""
+    nobody asks any more where it is set. Gives what there is besides tensors."""
     try:
-        _load(folder, None, True, lambda tensors: _check(tensors, in_vain))
+        return _load(folder, names, optimizer, lambda tensors: _check(tensors, in_vain))
     except ValueError as error:
         found = [*step_folders(folder.parent), *(p for p, step, _ in put_aside(folder.parent) if not step.exists())]
         others = [p for p in found if p.name != folder.name and (p / STATE_FILE).is_file()]

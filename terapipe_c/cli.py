@@ -429,11 +429,12 @@ def _resume(args: argparse.Namespace) -> int:
 
     import terapipe_c as tp
 
+    from .checkpoint import find_checkpoint, verify_checkpoint
     from .job import other_cosine
     from .launch import terminable
 
     folder = Path(args.folder)
-    checkpoint = tp.load_checkpoint(folder, names=(), optimizer=False)
+    checkpoint = verify_checkpoint(find_checkpoint(folder), names=(), optimizer=False)
     if args.steps is None:
         raise ValueError(f"resume needs --steps; {checkpoint.step} are done in the newest checkpoint")
     if args.steps <= checkpoint.step:
@@ -445,8 +446,7 @@ def _resume(args: argparse.Namespace) -> int:
         data = kept["data"].get("path")
         kept["val_fraction"] = kept["data"].get("val_fraction", checkpoint.data_state.get("val_fraction"))
     kept |= {**checkpoint.hyper, "seed": checkpoint.seed}     # not those of a resume that ended before it wrote one
-    data = args.data or data
-    if data is None or data == "array":
+    if (data := args.data or data) is None or data == "array":
         raise ValueError(f"{folder} was trained on an array; give --data")
     known = set(inspect.signature(tp.launch).parameters) - {"plan", "data", "steps", "out", "resume", "init", "progress"}
     if args.init:

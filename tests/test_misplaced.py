@@ -248,6 +248,20 @@ def test_a_folder_where_a_file_is_read_or_written_is_no_bare_error(tmp_path, cap
         assert cli.main(["sweep", "--grid", grid, "--out", str(out)]) != 0 and said in capsys.readouterr().err
 
 
+def test_a_resume_from_a_damaged_file_names_the_checkpoint_before(tmp_path, capsys):
+    """`launch(resume=True)` did; the command looks at the newest checkpoint before, and said that it is damaged alone."""
+    plan, run = a_run(tmp_path)
+    tp.launch(plan, DATA, steps=3, out=run, resume=True, checkpoint_every=1, processes=False, progress=False).wait()
+    newest = (run / "checkpoints" / "latest").resolve()
+    os.truncate(newest / "model.safetensors", 100)
+    assert cli.main(["resume", str(run), "--steps", "4"]) == cli.BAD_REQUEST
+    before = newest.with_name("step-00000002")
+    assert capsys.readouterr().err.endswith(f"; where {before} is whole, moving {newest} away would be right\n")
+    assert newest.name == "step-00000003"
+    newest.rename(tmp_path / "aside")
+    assert tp.load_checkpoint(run).step == 2
+
+
 def test_a_trace_of_the_plan_before_is_not_shown_as_this_ones(tmp_path, capsys):
     """A resume that finds nothing left to do measures nothing: its plan is in the folder, and the trace of the one before."""
     plan, run = a_run(tmp_path)
