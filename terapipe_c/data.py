@@ -128,9 +128,10 @@ class Dataset:
         if len(self.tokens) == 0:
             raise InvalidValueError(f"{self.source} is empty: it has no tokens")
         if have < need:
-            part = "" if have == len(self.tokens) else f" of its {len(self.tokens)}"
+            all_of_it = have == len(self.tokens)
+            told = counted(have, "token") if all_of_it else f"{have} of its {counted(len(self.tokens), 'token')}"
             raise InvalidValueError(
-                f"{self.source}: the {split} split has {have}{part} tokens, but one sequence of seq_len "
+                f"{self.source}: the {split} split has {told}, but one sequence of seq_len "
                 f"{self.seq_len} needs {need} (val_fraction is {self.val_fraction:g})"
             )
         return first, end
@@ -275,6 +276,8 @@ def _as_tokens(given: Any, name: str, what: str) -> NDArray[Any]:
         raise InvalidValueError(f"{what} ({error}): a file or a 1-D array of integers would be right") from None
     if array.size == 0:
         raise InvalidValueError(f"{name} is empty: it has no tokens")
+    if array.ndim == 0 and array.dtype == object:       # None, a dict: what an array of it is tells nobody anything
+        raise InvalidValueError(f"{what}: tokens, 1-D and of integers, would be right")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidValueError(f"{what} of shape {list(array.shape)} and dtype {array.dtype}: tokens, 1-D and of integers, would "
                                 "be right")

@@ -386,6 +386,7 @@ def test_arguments_and_arrays_are_checked():
         (dict(data=np.zeros(100)), "float64"),
         (dict(data=np.zeros(100, bool)), "bool"),
         (dict(data=np.arange(5)), "array: the train split has 5"),
+        (dict(data=None), "^data is NoneType: tokens, 1-D"), (dict(data=[1]), "array: the train split has 1 token, but"),
     ):
         with pytest.raises(ValueError, match=message):
             Dataset(**{**good, **change})
