@@ -521,7 +521,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
     grid = read_grid(args.grid, _sweep_values(args))
     for name in grid:
-        if name == "executable" or isinstance(getattr(args, name), bool):
+        if name in ("executable", "shard_optimizer") or isinstance(getattr(args, name), bool):
             grid[name] = [said(name, value) for value in grid[name]]
         grid[name] = [as_given(name, value) for value in grid[name]]
     given = {name for name, value in vars(args).items() if value is not None and value is not False}

@@ -38,6 +38,8 @@ def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
         if equals:
             given: Any = {name.strip(): [_value(word) for word in _words(values)]}
         else:
+            if text.strip().lstrip("-").replace("-", "_") in known and not os.path.lexists(text):
+                raise ValueError(f"{text}: an option without values, and no file: {text}=V,V,... would be right")
             try:
                 given = loads(read_bytes(Path(text)))
             except ValueError as error:

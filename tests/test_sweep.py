@@ -360,6 +360,14 @@ def test_what_is_left_of_a_trial_is_not_lost(tmp_path):
     assert not begun(folder, 4) and list(tmp_path.iterdir()) == []
 
 
+def test_a_grid_of_a_name_alone_is_told_what_it_lacks(capsys, tmp_path):
+    """It was told that there is no file of that name."""
+    code, _, err = run(capsys, "sweep", *SMALL, "--grid", "memory-bytes", "--out", tmp_path / "rows.jsonl")
+    assert code == 2 and "memory-bytes: an option without values, and no file: memory-bytes=V,V,... would be right" in err
+    code, _, err = run(capsys, "sweep", *SMALL, "--grid", "nothing", "--out", tmp_path / "rows.jsonl")
+    assert code == 2 and "No such file or directory: 'nothing'" in err
+
+
 def test_what_is_given_or_not_is_no_word(capsys, tmp_path):
     """no_bias=False, as Python writes it, was a model without biases, and threads=2 was taken for threads=true."""
     path = tmp_path / "rows.jsonl"
@@ -371,8 +379,12 @@ def test_what_is_given_or_not_is_no_word(capsys, tmp_path):
     peaks = [max(row["result"]["peak_memory_bytes"]) for row in rows]
     assert max(peaks[:3]) < min(peaks[3:])
     for value in ("maybe", "2", "1.5", "[]", '"no way"'):
-        code, _, err = run(capsys, "sweep", *SMALL, "--grid", f"untied={value}", "--out", path)
-        assert code == 2 and "of untied is neither true nor false" in err
+        for name in ("untied", "shard_optimizer"):
+            code, _, err = run(capsys, "sweep", *SMALL, "--grid", f"{name}={value}", "--out", path)
+            assert code == 2 and f"of {name} is neither true nor false" in err
+    assert run(capsys, "sweep", *SMALL, "--grid", "shard_optimizer=yes,False", "--out", tmp_path / "shards.jsonl")[0] == 0
+    rows = [json.loads(line) for line in (tmp_path / "shards.jsonl").read_text().splitlines()]
+    assert [(row["trial"]["shard_optimizer"], row["status"]) for row in rows] == [(True, "done"), (False, "done")]
 
 
 def test_a_grid_has_slices_and_stages_as_a_plan_prints_them(capsys, tmp_path):
