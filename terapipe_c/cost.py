@@ -225,7 +225,7 @@ class CostModel:
             for phase, rows in sorted(phases.items(), key=lambda item: str(item[0])):
                 name = f"{kind}.{phase}"
                 if phase not in PHASES and name not in REMADE:
-                    raise InvalidValueError(f"samples have {name!r}: F, I, W (B: I, then W), or {', '.join(REMADE)} would be right")
+                    raise InvalidValueError(f"samples have {name!r}: one of F, I, W, or {', '.join(REMADE)} would be right (B=I+W)")
                 array = merged(rows, 4, name)
                 if kind != "attention" and (array[:, 2] > 0).any():
                     raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")

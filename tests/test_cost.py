@@ -234,7 +234,7 @@ def test_measurements_of_every_block_and_phase_are_met():
 
 
 def test_bad_measurements_are_refused():
-    for change, word in (({"conv": {}}, "conv"), ({"ffn": {"B": [(8, 8, 0, 1e-3)]}}, r"ffn.B.*\(B: I, then W\)"),
+    for change, word in (({"conv": {}}, "conv"), ({"ffn": {"B": [(8, 8, 0, 1e-3)]}}, r"ffn.B.*\(B=I\+W\)"),
                          ({"ffn": {"F": [(8, 8, 0, 1e-3), (8, 8, 8, 1e-3)]}}, "only attention"), ({"ffn": {}}, "ffn.F")):
         with pytest.raises(ValueError, match=word):
             CostModel.from_measurements({**measured(), **change})
