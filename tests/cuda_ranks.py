@@ -134,7 +134,7 @@ class World:
         for step in range(case.steps):
             self.happens(rank, step)
             losses.append(engine.run(mine, step=step + 1, lr=1e-2, grad_clip=0.5)[:2])
-            grads = engine.export("grads")
+            grads = {} if case.shards else engine.export("grads")     # those of an update are a part's alone
             first = first or {name: grad.ravel().tolist() for name, grad in grads.items()}
             gradients.append({name: hashlib.sha256(grad.tobytes()).hexdigest() for name, grad in grads.items()})
         losses.append(engine.evaluate(mine))
