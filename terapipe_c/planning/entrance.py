@@ -179,7 +179,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
         InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short, and the least limit in
             which this planner finds a plan (``error.memory_bytes``). auto asks for it once more, and terapipe where stages are
-            looped or recompute, or a rank has several: in the largest requests not to the end, and under ``time_limit_s`` not at
+            looped or recompute, or a rank has several: where that takes long not to the end, and under ``time_limit_s`` not at
             all, so that there the limit is enough, but less may be, too. From terapipe with one stage a rank, not looped, it is
             the least possible one, without recomputation, on the numbers of ranks that it compares: over all contiguous stages,
             with the slices (the given ones, or those that hold least).
