@@ -22,8 +22,8 @@ _Line = tuple[float, float]
 _Gather = tuple[float, float, float]
 # Of the seconds of an update by parameter those that each replica needs for all of them where each updates a part: to lay out
 # anew what products read. CPU: 0.222 of 0.857 ns (sums of squares 0.17, AdamW 0.465; one core of an AMD Zen 5, n_embd 256 to
-# 1024, arrays of 64 MiB). CUDA: 6 of the 34 bytes that an update reads and writes.
-_LAYS_OUT = {"cpu": 0.26, "cuda": 6 / 34}
+# 1024, arrays of 64 MiB). CUDA: 6 of the 34 bytes that an update reads and writes, for copies in bf16; in fp32 there are none.
+_LAYS_OUT = {("cpu", "float32"): 0.26, ("cuda", "bf16"): 6 / 34, ("cuda", "float32"): 0.0}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Replicas:
         link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
         copy_byte_s, beside = (costs.copy_byte_s, cluster.sums_beside) if costs.backend == "cpu" else (0.0, False)
         return cls(count, *link, copy_byte_s, beside=beside, shards=shards,
-                   spared_param_s=costs.optimizer_param_s * (1 - _LAYS_OUT[costs.backend]))
+                   spared_param_s=costs.optimizer_param_s * (1 - _LAYS_OUT[costs.backend, costs.dtype]))
 
     @property
     def members(self) -> int:
