@@ -1,4 +1,6 @@
 """What find_place makes of a launcher's environment where that does not say all; what it says, tests/test_train.py has."""
+import re
+
 import pytest
 
 from terapipe_c import _core
@@ -17,8 +19,12 @@ def test_what_a_launcher_leaves_open_is_found():
     others = [find_place({**job, "PMIX_NAMESPACE": f"job.{n}"}) for n in range(2, 400)]
     assert all(20_000 <= place.port <= 20_000 + 999 * PORTS and place.port % PORTS == 0 for place in others)
     assert len({place.port for place in others}) > 250 and first.token not in {place.token for place in others}
-    for said, local_ranks in (("1", 1), ("3", 3), ("4", 4), ("5", 1), ("0", 1), ("-1", 1), ("2(x3)", 1), ("", 1)):
-        assert find_place({**job, "MASTER_ADDR": "h", "OMPI_COMM_WORLD_LOCAL_SIZE": said}).local_ranks == local_ranks, said
+    first_here = {**job, "MASTER_ADDR": "h", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    for said, local_ranks in (("1", 1), ("3", 3), ("4", 4), ("", 1)):
+        assert find_place({**first_here, "OMPI_COMM_WORLD_LOCAL_SIZE": said}).local_ranks == local_ranks, said
+    for said in ("5", "0", "-1", "2(x3)"):     # which no launcher sets
+        with pytest.raises(ValueError, match=f"OMPI_COMM_WORLD_LOCAL_SIZE is '?{re.escape(said)}'?"):
+            find_place({**first_here, "OMPI_COMM_WORLD_LOCAL_SIZE": said})
     assert find_place({**job, "MASTER_ADDR": ""}).host == "127.0.0.1" and find_place({**job, "MASTER_ADDR": "h"}).host == "h"
     slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_ID": "7"}
     assert (find_place(slurm).host, find_place(slurm).local_rank, find_place(slurm).local_ranks) == ("127.0.0.1", 0, 1)
