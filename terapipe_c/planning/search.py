@@ -189,8 +189,8 @@ class _Hunt:
         return min(ends, key=pace)
 
     def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
-        """The best schedule and number of W that may wait, for these stages and slices; the first helps most: always tried."""
-        ways = [(best.schedule, 2), *itertools.product(self.names, (1, 4, 2, 0, *[WHOLE] * self.judge.replicas.overlaps))]
+        """The best schedule and number of W that may wait, for these stages and slices."""
+        ways = [(best.schedule, 2), *itertools.product(self.names, (1, 4, 2, 0))]     # the first helps most often: always tried
         for i, (name, pending) in enumerate(ways):
             if (i > 0 and self.judge.work > stop) or late():
                 break

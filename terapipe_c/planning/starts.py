@@ -17,7 +17,6 @@ from ..partition import equal_lengths, even_partition, updated_of_kind
 from ..schedules import SLICED, ZERO_BUBBLE
 from .deadline import late
 from .judge import Candidate, Cut, Judge, Micro, pace, possible, rounded, updates_of
-from .whole import WHOLE, may_be_whole
 
 if TYPE_CHECKING:
     from .request import Request
@@ -288,8 +287,6 @@ def starts_on(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ..
             starts += [judge.judge(name, cut, s) for cut in (even, *spread, level(s, phases="FI"))]
             waiting = (2, 4) if judge.chunks == 1 and name not in ZERO_BUBBLE and judge.work <= stop else ()
             starts += [judge.judge(name, cut, s, pending) for cut in (even, level(s)) for pending in waiting]
-    if judge.replicas.overlaps:     # whose sums begin sooner with whole B (ladder.best_of)
-        starts += [judge.judge(c.schedule, c.partition, c.slicing, WHOLE) for c in starts if may_be_whole(c.schedule, c.slicing)]
     return starts
 
 
