@@ -233,18 +233,18 @@ places_weights(int order)
     return order == TP_ZB_H1 || order == TP_ZB_H2 || order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V;
 }
 
-/* Add R to the program where blocks are recomputed; replaces *made. waits: W will. */
+/* *again: the program with R where blocks are recomputed; NULL: nowhere. waits: W will. */
 static tp_status
-make_again(tp_judge *judge, const tp_candidate *c, int waits, const tp_program **compute, tp_program **made)
+make_again(tp_judge *judge, const tp_candidate *c, int waits, const tp_program *compute, tp_program **again)
 {
-    int stages = (*compute)->stages, any = 0;
+    int stages = compute->stages, any = 0;
     uint8_t *flags = calloc(2 * (size_t)stages, 1);
     if (flags == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the flags of %d stages", stages);
     const int at_once = c->recompute != NULL ? c->at_once : judge->asked.at_once;
     const int none = at_once || c->order == TP_ORDER_BPIPE; /* whose guests are the larger with them */
     const int keeps_keys = none ? 0 : judge->asked.keeps_keys;
-    const int within = c->pending == TP_JUDGE_WITHIN && (*compute)->max_slices == 1; /* descents cut into slices, too */
+    const int within = c->pending == TP_JUDGE_WITHIN && compute->max_slices == 1; /* descents cut into slices, too */
     tp_again_ways(&(tp_again_asked){judge->stages, c->boundary, judge->asked.kind, tp_judge_again(judge, c), c->micros, c->batches,
                                     c->slices, c->lengths, keeps_keys, waits}, flags);
     for (int k = 0; k < stages; k++) {
@@ -253,17 +253,12 @@ make_again(tp_judge *judge, const tp_candidate *c, int waits, const tp_program *
             flags[k] = TP_AGAIN_WITHIN;
         any |= flags[k];
     }
-    tp_program *again = NULL;
     tp_status status = TP_OK;
+    *again = NULL;
     if (any)
-        status = tp_program_save_memory(*compute, flags, flags + stages, TP_SWAP_LATE, 0, &again);
+        status = tp_program_save_memory(compute, flags, flags + stages, TP_SWAP_LATE, 0, again);
     free(flags);
-    TP_TRY(status);
-    if (again == NULL)
-        return TP_OK;
-    tp_program_close(*made);
-    *compute = *made = again;
-    return TP_OK;
+    return status;
 }
 
 /* Ticks of finishing a program of so many instructions, whether or not it was left on the way. */
@@ -273,17 +268,12 @@ work_of(int64_t length)
     return 80 * length + 2000;
 }
 
-/* From the schedule alone to what the engine runs. *made: what the caller frees of the schedule. */
+/* From the schedule with its R to what the engine runs. */
 static tp_status
-finish(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program *compute, tp_program **made,
-       const tp_completed *known, double goal_s, tp_judge_timed *out)
+complete(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program *compute, int pending, const tp_completed *known,
+         double goal_s, tp_judge_timed *out)
 {
-    const int whole = c->pending <= TP_JUDGE_WITHIN;
-    const int pending = places_weights(c->order) || whole ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending;
     const int tied = judge->asked.tied && judge->stages > 1;
-    *out = (tp_judge_timed){.seconds = INFINITY};
-    if (tp_judge_again(judge, c) != NULL)
-        TP_TRY(make_again(judge, c, pending != 0 && !whole, &compute, made));
     TP_TRY(tp_judge_time_again(judge, c, compute, d));
     TP_TRY(tp_program_complete(compute, d, pending, tied, known, goal_s, &out->of));
     if (out->of.program == NULL) {
@@ -299,14 +289,29 @@ finish(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program
     return status;
 }
 
-/* Looped stages by list scheduling, if that is faster: of several micro-batches one goes back as soon as it can, while others are
- * on their way forward. */
+/* The same from the schedule alone. */
 static tp_status
-finish_early(tp_judge *judge, const tp_candidate *c, tp_durations *d, tp_program **early, const tp_completed *known,
-             double goal_s, tp_judge_timed *best)
+finish(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program *compute, const tp_completed *known, double goal_s,
+       tp_judge_timed *out)
+{
+    const int whole = c->pending <= TP_JUDGE_WITHIN;
+    const int pending = places_weights(c->order) || whole ? -1 : c->pending < 0 ? TP_JUDGE_AS_BUILT(c->pending) : c->pending;
+    tp_program *again = NULL;
+    *out = (tp_judge_timed){.seconds = INFINITY};
+    if (tp_judge_again(judge, c) != NULL)
+        TP_TRY(make_again(judge, c, pending != 0 && !whole, compute, &again));
+    tp_status status = complete(judge, c, d, again != NULL ? again : compute, pending, known, goal_s, out);
+    tp_program_close(again);
+    return status;
+}
+
+/* `finish`, where that is faster than *best. */
+static tp_status
+finish_faster(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program *compute, const tp_completed *known,
+              double goal_s, tp_judge_timed *best)
 {
     tp_judge_timed other;
-    TP_TRY(finish(judge, c, d, *early, early, known, goal_s, &other));
+    TP_TRY(finish(judge, c, d, compute, known, goal_s, &other));
     if (other.seconds < best->seconds * SLIGHT) {
         tp_judge_timed swap = *best;
         *best = other;
@@ -316,12 +321,47 @@ finish_early(tp_judge *judge, const tp_candidate *c, tp_durations *d, tp_program
     return TP_OK;
 }
 
+/* Whether its B may stay whole, and be the faster for it: behind I and W the replicas' sums beside the work begin later. */
+static int
+may_gain_whole(const tp_judge *judge, const tp_candidate *c)
+{
+    const tp_judge_costs *costs = &judge->asked.costs;
+    int may = costs->beside && (costs->ring_s[0] > 0.0 || costs->ring_param_s[0] > 0.0) && tp_judge_copies(c->order) == 1 &&
+              c->pending >= 0 && !places_weights(c->order);
+    for (int32_t q = 0; q < c->micros && may; q++)
+        may = c->slices[q] == 1;
+    return may;
+}
+
+/* Of the ways in which the engine may run the schedule the fastest. */
+static tp_status
+finish_all(tp_judge *judge, const tp_candidate *c, tp_durations *d, const tp_program *compute, const tp_completed *known,
+           double goal_s, tp_judge_timed *best)
+{
+    tp_program *early = NULL;
+    if (c->order == TP_LOOPED_BFS && c->micros > 1 && c->pending >= 0) {
+        /* By list scheduling: of several micro-batches one goes back as soon as it can, while others are on their way forward. */
+        TP_TRY(tp_program_reorder(compute, d, &early));
+        judge->work += 40 * compute->begin[compute->ranks];
+    }
+    tp_status status = finish(judge, c, d, compute, known, goal_s, best);
+    if (status == TP_OK && early != NULL)
+        status = finish_faster(judge, c, d, early, known, goal_s, best);
+    if (status == TP_OK && may_gain_whole(judge, c)) {
+        tp_candidate whole = *c;
+        whole.pending = TP_JUDGE_WHOLE;
+        status = finish_faster(judge, &whole, d, compute, known, goal_s, best);
+    }
+    tp_program_close(early);
+    return status;
+}
+
 tp_status
 tp_judge_make(tp_judge *judge, const tp_candidate *c, const tp_completed *known, double goal_s, tp_judge_timed *out)
 {
     tp_durations d;
     const tp_program *compute = NULL;
-    tp_program *made = NULL, *early = NULL;
+    tp_program *made = NULL;
     tp_judge_timed best = {.seconds = 0.0};
     *out = best;
     TP_TRY(tp_judge_time(judge, c, NULL, &d));
@@ -329,15 +369,8 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, const tp_completed *known,
     if (status == TP_OK && compute->stages != tp_judge_copies(c->order) * judge->stages)
         status = tp_fail(TP_EVALUE, "the schedule has %d stages: %d would be right", compute->stages,
                          tp_judge_copies(c->order) * judge->stages);
-    if (status == TP_OK && c->order == TP_LOOPED_BFS && c->micros > 1 && c->pending >= 0) {
-        status = tp_program_reorder(compute, &d, &early);
-        judge->work += 40 * compute->begin[compute->ranks];
-    }
     if (status == TP_OK)
-        status = finish(judge, c, &d, compute, &made, known, goal_s, &best);
-    if (status == TP_OK && early != NULL)
-        status = finish_early(judge, c, &d, &early, known, goal_s, &best);
-    tp_program_close(early);
+        status = finish_all(judge, c, &d, compute, known, goal_s, &best);
     tp_program_close(made);
     if (status != TP_OK)
         tp_completed_close(&best.of, known);

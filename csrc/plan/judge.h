@@ -54,7 +54,8 @@ typedef struct {
 /* The `pending` of a candidate whose looped stages stay as they are built, where `pending` W may wait. */
 #define TP_JUDGE_AS_BUILT(pending) (-1 - (pending))
 /* The same of one whose B stay whole, so that stages go back block by block (tp_stage_config.by_block): none is faster with messages
- * to send behind I, but micro-batches of one slice need less memory. Looped stages stay as they are built. */
+ * to send behind I, but micro-batches of one slice need less memory. Looped stages stay as they are built. Where replicas add up
+ * gradients beside the work a candidate of `pending` >= 0 has whole B, too, if that is faster (and each micro-batch one slice). */
 #define TP_JUDGE_WHOLE INT32_MIN
 /* The same, and what they recompute is made within B (TP_WITHIN), in less memory still; but that fills no wait. */
 #define TP_JUDGE_WITHIN (INT32_MIN + 1)

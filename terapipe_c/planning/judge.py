@@ -279,15 +279,22 @@ class Judge:
             self._counted = work
             return program, seconds, peak
         order = _core.judge_compute(self._judge, self._given(c))
-        program, timing = self._completed(order, c)
-        if c.schedule == LOOPED and len(c.slicing) > 1 and c.pending >= 0:    # as csrc/plan/judge.c does
-            early = self._completed(order.reorder(timing), c)
-            program, timing = early if early[0].makespan(early[1]) < program.makespan(timing) * SLIGHT else (program, timing)
+        ways = [self._completed(order, c)]                     # as csrc/plan/judge.c does
+        if c.schedule == LOOPED and len(c.slicing) > 1 and c.pending >= 0:
+            ways.append(self._completed(order.reorder(ways[0][1]), c))
+        if self.replicas.overlaps and c.pending >= 0 and may_be_whole(c.schedule, c.slicing):
+            ways.append(self._completed(order, c._replace(pending=WHOLE)))
+        times = [float(program.makespan(timing)) for program, timing in ways]
+        best = 0
+        for i, seconds in enumerate(times):
+            best = i if seconds < times[best] * SLIGHT else best
+        program, timing = ways[best]
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
             key = c.schedule, c.partition, c.slicing, c.pending, c.savings[:2]
-            self._results.uncopied[key] = rounded(float(program.makespan(timing | none)))
-        return program, float(program.makespan(timing)), self.peak(c, program)
+            others = ways if self.replicas.overlaps else ()    # whole B may be faster with shorter copies
+            self._results.uncopied[key] = rounded(min(float(p.makespan(given | none)) for p, given in (ways[best], *others)))
+        return program, times[best], self.peak(c, program)
 
     def _completed(self, order: Program, c: Candidate) -> tuple[Program, dict[str, Any]]:
         """What the engine would run, from the schedule alone, and its ``timing``."""
@@ -355,7 +362,8 @@ class Judge:
         ways = [0] if c.pending > 0 else [as_built(0)] if c.pending < as_built(0) else []
         if c.schedule == LOOPED and c.pending >= 0 and len(c.slicing) > 1:
             ways.append(as_built(c.pending))
-        ways += [WHOLE] if whole and not ways and may_be_whole(c.schedule, c.slicing) else []
+        if whole and (not ways or self.replicas.overlaps) and may_be_whole(c.schedule, c.slicing):
+            ways.append(WHOLE)                                 # beside as built, which may then be slower and need more
         return [self.judge(c.schedule, c.partition, c.slicing, pending, c.savings) for pending in ways]
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,

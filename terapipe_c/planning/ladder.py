@@ -24,7 +24,7 @@ from .request import SAVERS, SWAPPERS
 from .whole import WHOLE, WITHIN, may_be_whole
 from .wishes import Task, ask
 
-__all__ = ["best_of", "plan_stages", "unlimited"]
+__all__ = ["plan_stages", "unlimited"]
 
 Float = NDArray[np.float64]
 _ROUNDS = 20           # a planner is asked so often for one limit while its plans are over it by the engine's count
@@ -126,7 +126,7 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
             if found:
                 break
             raise
-        found += [] if best is None else [best_of(judge, [best], judge.limit) or best]
+        found += [] if best is None else [_best_of(judge, [best], judge.limit) or best]
     if not found:
         check_time()
         wanted = [each for c in others for way in (c, *_whole(judge, c)) for each in (way, *judge.swapped_ahead(way, math.inf))]
@@ -148,7 +148,7 @@ def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | N
         return None
     plans = _ladder(q)
     others += plans
-    return best_of(q.free.judge, plans, limit)
+    return _best_of(q.free.judge, plans, limit)
 
 
 def _cannot_fit(q: _Question, limit: int) -> bool:
@@ -182,9 +182,9 @@ def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
     if q.free.judge.fits(seen[0], limit):
         return seen[0]
     try:
-        return _within(q, limit, seen, {}) or best_of(q.free.judge, seen, limit)      # with whole B
+        return _within(q, limit, seen, {}) or _best_of(q.free.judge, seen, limit)      # with whole B
     except DeadlineError:
-        best = best_of(q.free.judge, seen, limit)
+        best = _best_of(q.free.judge, seen, limit)
         if best is None:
             raise
         return best
@@ -196,15 +196,14 @@ def _whole(judge: Judge, c: Candidate) -> list[Candidate]:
     return [judge.judge(c.schedule, c.partition, c.slicing, way, c.savings) for way in ways]
 
 
-def best_of(judge: Judge, plans: list[Candidate], limit: int | None) -> Candidate | None:
+def _best_of(judge: Judge, plans: list[Candidate], limit: int) -> Candidate | None:
     """The fastest of the plans that fit; of those that do not, with whole B where these are faster still: so more memory never
-    gives a slower one. Where replicas add up gradients beside the work a whole B, whose first gradients are there sooner, may also
-    be faster than the same plan's I and W: then of all plans."""
+    gives a slower one."""
     best = min((c for c in plans if judge.fits(c, limit)), key=pace, default=None)
     for plan in plans:
         best = _ahead(judge, plan, limit, best)
     for plan in sorted(plans, key=pace):
-        if best is not None and pace(plan) >= pace(best) and not judge.replicas.overlaps:
+        if best is not None and pace(plan) >= pace(best):
             break
         for c in _whole(judge, plan):
             if judge.fits(c, limit) and (best is None or pace(c) < pace(best)):
@@ -213,7 +212,7 @@ def best_of(judge: Judge, plans: list[Candidate], limit: int | None) -> Candidat
     return best
 
 
-def _ahead(judge: Judge, plan: Candidate, limit: int | None, best: Candidate | None) -> Candidate | None:
+def _ahead(judge: Judge, plan: Candidate, limit: int, best: Candidate | None) -> Candidate | None:
     """``best``, or a faster one that fits of the plan's with swaps that begin elsewhere."""
     for c in judge.swapped_ahead(plan, math.inf if best is None else pace(best)):
         if judge.fits(c, limit) and (best is None or pace(c) < pace(best)):

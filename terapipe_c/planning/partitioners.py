@@ -18,7 +18,7 @@ from .bidirectional import plan_both_ways
 from .bounds import bound_s, least_of_kinds, least_work_s, stages_bound_s
 from .deadline import check_time, late, share
 from .judge import SLIGHT, Candidate, Judge, lightest, pace
-from .ladder import best_of, plan_stages
+from .ladder import plan_stages
 from .request import SWAPPERS, Request
 from .search import search
 from .starts import StageCost, balanced, uniform, whole_sequences
@@ -48,15 +48,10 @@ def _plan_uniform(request: Request, judge_of: JudgeOf) -> Found:
     return Found(judge, found)
 
 
-def _or_whole(judge: Judge, c: Candidate) -> Candidate:
-    """The plan, which fits; with whole B where replicas' sums then begin so much sooner that it is faster (``best_of``)."""
-    return best_of(judge, [c], judge.limit) or c if judge.replicas.overlaps else c
-
-
 def _lean(judge: Judge, c: Candidate) -> Candidate:
     """Where the plan does not fit, the fastest of its leaner orders that do; ``c`` itself where none does."""
     if judge.fits(c, judge.limit):
-        return _or_whole(judge, c)
+        return c
     ends = [_lean(judge, other) for other in judge.leaner(c) if other.seconds < math.inf]
     return min((end for end in ends if judge.fits(end, judge.limit)), key=pace, default=c)
 
@@ -172,9 +167,8 @@ def _search_schedules(judge: Judge, request: Request) -> Candidate | None:
         with share(2 / (len(ways) - i + 1)):
             found = search(judge, names, request.share, request.seq_len, request.unit, request.partition, request.slicing)
         for c in (found, _lean(judge, uniform(judge, replace(request, schedules=names)))):
-            if c is not None and judge.fits(c, judge.limit):
-                c = _or_whole(judge, c)
-                best = c if best is None or pace(c) < pace(best) else best
+            if c is not None and judge.fits(c, judge.limit) and (best is None or pace(c) < pace(best)):
+                best = c
     judge.rival_s, judge.in_passing = given
     return best
 
