@@ -472,6 +472,14 @@ class Judge:
                 least = needed
         return found
 
+    def unnamed(self, plans: Iterable[Candidate]) -> list[Candidate]:
+        """Of these plans those that do not name whole B; where others than those that name it may have it, too, these without the
+        name: they are as fast at least."""
+        plans = list(plans)
+        again = [c for c in plans if is_whole(c.pending)] if self.replicas.overlaps else []
+        return [*(c for c in plans if not is_whole(c.pending)),
+                *(self.judge(c.schedule, c.partition, c.slicing, 0, c.savings) for c in again)]
+
     def refuse(self, nearest: Candidate | None = None) -> InfeasibleError:
         """The error that says that nothing fits, by the figures of ``nearest``, or else of the nearest miss of all that was
         judged. DeadlineError where the time limit left unmade what might fit."""

@@ -228,21 +228,13 @@ class _Hunt:
                 self._floor = self._least()                    # now and then it is the fastest, too
                 if short := self.judge.ticks(found) < _SHORTEST:
                     self._floor, self._is_floor_whole = self._lowest(), True
-                self.plain = found = min((found, *self._unnamed(self._floor)), key=pace)
+                self.plain = found = min((found, *self.judge.unnamed(self._floor)), key=pace)
                 found = self._explored(found) if short else found
             self._add(found)
             self._seen = [] if found is None or late() else self.judge.front()
         if not self._rungs:
             return None
         return self._rungs[0] if self.judge.fits(self._rungs[0], limit) else self._lower(limit, rival_s)
-
-    def _unnamed(self, floor: list[Candidate]) -> list[Candidate]:
-        """Of these plans those that do not name whole B; where others may be the fastest, too, these without that name, so that
-        what needs more memory but is faster is not left out."""
-        apart = [c for c in floor if not is_whole(c.pending)]
-        if self.judge.replicas.overlaps:
-            apart += [self.judge.judge(c.schedule, c.partition, c.slicing, 0) for c in floor if is_whole(c.pending)]
-        return apart
 
     def _explored(self, found: Candidate) -> Candidate:
         """``found``, the fastest plan seen, or a faster one beside what was seen, for which at most half as much work is spent;

@@ -2,8 +2,9 @@
 
 Their stages go back block by block, whose gradients share room. But what B sends leaves behind its W, so that none is faster with
 a message to send: such plans are for limits of memory that others do not fit, and for replicas that add up gradients beside the
-work, which can begin sooner: a candidate that names neither form then has the faster one (csrc/plan/judge.h). What they recompute may be made within B, block by
-block, too (TP_WITHIN of csrc/sched/sched.h), for limits that they do not fit otherwise: it fills no wait then.
+work, which can begin sooner: a candidate that names neither form then has the faster one (csrc/plan/judge.h). What they recompute
+may be made within B, block by block, too (TP_WITHIN of csrc/sched/sched.h), for limits that they do not fit otherwise: it fills no
+wait then.
 """
 from __future__ import annotations
 
