@@ -199,6 +199,8 @@ def test_a_search_looks_at_whole_backwards_where_sums_begin_sooner(schedule, wid
     asked = {"planner": "terapipe", "stages": 1, "data_parallel": replicas, "schedule": schedule, "granularity": 6}
     free, given = (tp.plan(model, cluster, 12, 12, slicing=each, **asked) for each in (None, [(12 // replicas, [12])]))
     assert "B" in given.program.counts and free.step_time_s <= given.step_time_s
+
+
 # (schedule, blocks of layers, n_embd, vocabulary, FLOP/s, latency, bandwidth, batch, tokens, granularity)
 SUMMED = [("sliced-1f1b", 3, 16, 26, 5e9, 0.0, 7e5, 2, 16, 8), ("gpipe", 3, 8, 7, 3.5e9, 1e-4, 3e5, 8, 16, 8),
           ("1f1b", 3, 24, 93, 8e9, 1e-6, 2e5, 8, 32, 32), ("interleaved", 1, 8, 74, 7e8, 1e-6, 4e6, 8, 4, 1),
